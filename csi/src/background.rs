@@ -180,7 +180,7 @@ mod tests {
     const EVER: Duration = Duration::from_secs(3600);
 
     #[test]
-    fn an_idle_foreground_does_not_pause_the_background() {
+    fn idle_foreground_does_not_pause_background() {
         let foreground = Arc::new(ForegroundCalls::default());
         foreground.wait_until_idle(EVER);
         drop((foreground.enter(), foreground.enter()));
@@ -188,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn the_end_of_the_last_foreground_operation_ends_the_pause() {
+    fn last_foreground_operation_ends_the_pause() {
         let foreground = Arc::new(ForegroundCalls::default());
         let guards = [foreground.enter(), foreground.enter()];
         thread::scope(|scope| {
@@ -202,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn endless_foreground_operations_do_not_stop_the_background() {
+    fn endless_foreground_does_not_stop_background() {
         let foreground = Arc::new(ForegroundCalls::default());
         let _guard = foreground.enter();
         let mut throttle = BackgroundThrottle::new(Arc::clone(&foreground));

@@ -17,7 +17,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn a_panic_in_the_work_is_an_internal_error() {
+    async fn panicking_work_is_internal_error() {
         let outcome = run(|| -> Result<()> { panic!("on purpose") }).await;
         assert_eq!(outcome.unwrap_err().code(), Code::Internal);
     }

@@ -317,8 +317,9 @@ mod tests {
     const BLOCK: &[u8] = b"\x83\x41\x04%2Fa";
     const NEUTRAL: &[u8] = b"\x83\x41\x01-";
 
+    /// The result does not depend on the pieces in which the bytes arrive.
     #[test]
-    fn only_header_blocks_are_changed_however_the_bytes_arrive() {
+    fn only_header_blocks_are_changed() {
         let settings = frame(4, 0, &[0; 6]);
         let data = frame(0, 1, b"\x41\x04%2Fa");
         let parts = [PREFACE_BYTES, &settings, &frame(1, 0x4, BLOCK), &data, &frame(1, 0x5, BLOCK)];
@@ -329,15 +330,16 @@ mod tests {
     }
 
     #[test]
-    fn padding_is_removed_and_priority_is_kept() {
+    fn padding_is_removed_but_not_priority() {
         let priority = [0, 0, 0, 3, 200];
         let padded = [&[2], &priority[..], BLOCK, &[0, 0]].concat();
         let expected = [PREFACE_BYTES, &frame(1, 0x24, &[&priority[..], NEUTRAL].concat())].concat();
         assert_eq!(pass(&[PREFACE_BYTES, &frame(1, 0x2c, &padded)].concat(), 4), expected);
     }
 
+    /// Frames of other types pass unchanged too.
     #[test]
-    fn other_and_malformed_frames_are_passed_on_unchanged() {
+    fn malformed_frames_pass_unchanged() {
         for odd in [
             frame(1, 0x0, BLOCK),
             frame(1, 0xc, &[9, 0x83]),
@@ -402,8 +404,9 @@ mod tests {
     }
 
     proptest! {
+        /// A rewritten header block is never longer than the original.
         #[test]
-        fn an_arbitrary_block_never_grows_and_is_replaced_once(block in proptest::collection::vec(any::<u8>(), 0..200)) {
+        fn rewriting_twice_changes_nothing(block in proptest::collection::vec(any::<u8>(), 0..200)) {
             if let Some(rewritten) = with_neutral_authority(&block) {
                 prop_assert!(rewritten.len() <= block.len());
                 prop_assert_eq!(with_neutral_authority(&rewritten), Some(rewritten));

@@ -144,8 +144,9 @@ mod tests {
 
     use super::*;
 
+    /// A client that opens too many connections loses its own oldest ones.
     #[tokio::test]
-    async fn connections_of_one_client_do_not_close_those_of_another() {
+    async fn client_closes_only_its_own_connections() {
         let mut ends = Vec::new();
         let streams = (0..=MAX_CONNECTIONS + 1).map(|_| {
             let (stream, end) = duplex(64);
@@ -167,7 +168,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn clients_without_a_certificate_close_no_admitted_connection() {
+    async fn unauthenticated_clients_cannot_close_admitted_connections() {
         let mut open = OpenConnections(Vec::new());
         let mut admitted = open.admit(1, duplex(64).0);
         admitted.connect_info();

@@ -120,19 +120,21 @@ mod tests {
         Custody::next(None, node_uid, filesystem_uuid, &ids(&["pvc-1", "pvc-2"]))
     }
 
+    /// If node and disk are unchanged, the earlier list is kept without deleted volumes.
     #[rstest]
     #[case::same(Some(of("n", "f")), &["pvc-1"])]
     #[case::registered_again(Some(of("other", "f")), &["pvc-1", "pvc-3"])]
     #[case::another_disk(Some(of("n", "other")), &["pvc-1", "pvc-3"])]
     #[case::no_record(None, &["pvc-1", "pvc-3"])]
-    fn volumes_that_were_there_before_are_kept(#[case] before: Option<Custody>, #[case] kept: &[&str]) {
+    fn changed_custody_lists_all_present_volumes(#[case] before: Option<Custody>, #[case] kept: &[&str]) {
         let present = ids(&["pvc-1", "pvc-3"]);
         let custody = Custody::next(before, "n", "f", &present);
         assert_eq!(custody.found.iter().map(String::as_str).collect::<Vec<_>>(), kept);
     }
 
+    /// An unreadable record counts as absent.
     #[test]
-    fn a_record_is_replaced_and_read_back() {
+    fn replaced_record_is_read_back() {
         let scratch = tempfile::tempdir().unwrap();
         let path = scratch.path().join("data.custody");
         assert_eq!(Custody::read(&path).unwrap(), None);

@@ -128,10 +128,7 @@ mod tests {
     #[case::other_node(&[("topology.a.b/node", "m")], false)]
     #[case::other_key(&[("zone", "n")], false)]
     #[case::one_segment_too_many(&[("topology.a.b/node", "n"), ("zone", "z")], false)]
-    fn a_node_lies_in_a_topology_if_it_has_all_segments(
-        #[case] segments: &[(&str, &str)],
-        #[case] lies_in: bool,
-    ) {
+    fn node_with_all_segments_matches_topology(#[case] segments: &[(&str, &str)], #[case] lies_in: bool) {
         let node = ThisNode::new(&"a.b".parse().unwrap(), "n".to_owned());
         let segments = segments.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect();
         assert_eq!(node.lies_in(&Topology { segments }), lies_in);

@@ -311,8 +311,9 @@ mod tests {
         assert_eq!(plan(full(), &history, false, end).0, Scope::Nothing);
     }
 
+    /// The same finding is reported again after ten minutes, and repairs stay in the list for as long.
     #[test]
-    fn findings_are_reported_again_and_repairs_are_kept_for_a_while() {
+    fn findings_repeat_and_repairs_expire() {
         let found = |repaired| {
             let charged = ChargedTo::Nothing;
             let volume = VolumeId::parse("a").unwrap();

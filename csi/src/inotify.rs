@@ -96,7 +96,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn a_directory_that_was_created_again_needs_another_watch() {
+    async fn recreated_directory_needs_new_watch() {
         let scratch = tempfile::tempdir().unwrap();
         let directory = scratch.path().join("d");
         fs::create_dir(&directory).unwrap();

@@ -196,7 +196,7 @@ mod tests {
     #[case::keep_and_remove(LockMode::Keep, LockMode::Remove, false)]
     #[case::keep_and_change(LockMode::Keep, LockMode::Change, true)]
     #[case::keep_and_copy(LockMode::Keep, LockMode::Keep, true)]
-    fn lock_modes_exclude_each_other_as_documented(
+    fn lock_modes_conflict_as_documented(
         #[case] first: LockMode,
         #[case] second: LockMode,
         #[case] together: bool,
@@ -236,15 +236,16 @@ mod tests {
         assert!(locks.states().is_empty());
     }
 
+    /// It can change a volume and copy it.
     #[test]
-    fn one_operation_can_change_and_copy_the_same_volume() {
+    fn one_operation_can_hold_both_modes() {
         let locks = VolumeLocks::default();
         drop(locks.try_acquire([(volume("a"), LockMode::Change), (volume("a"), LockMode::Keep)]).unwrap());
         assert!(locks.states().is_empty());
     }
 
     #[test]
-    fn the_source_is_unlocked_when_the_last_copy_ends() {
+    fn last_copy_unlocks_its_source() {
         let locks = VolumeLocks::default();
         let copies = [0; 2].map(|_| locks.try_acquire([(snapshot("s"), LockMode::Keep)]).unwrap());
         for copy in copies {
@@ -255,7 +256,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn acquire_waits_until_the_lock_is_dropped() {
+    async fn acquire_waits_for_dropped_lock() {
         let locks = VolumeLocks::default();
         let held = locks.try_acquire([(volume("a"), LockMode::Change)]).unwrap();
         let waiting = locks.clone();

@@ -108,8 +108,9 @@ mod tests {
 
     use super::*;
 
+    /// Dropping the socket removes its file.
     #[tokio::test]
-    async fn a_socket_is_accessible_to_root_only_and_removed_on_drop() {
+    async fn socket_is_root_only_and_removed() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("csi.sock");
         let (_listener, file) = listen(&path, OF_ROOT).unwrap();
@@ -121,7 +122,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn dropping_a_stale_socket_does_not_remove_its_replacement() {
+    async fn dropped_stale_socket_keeps_its_replacement() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("csi.sock");
         let (listener, stale) = listen(&path, OF_ROOT).unwrap();
@@ -147,7 +148,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_file_that_is_not_a_socket_is_kept() {
+    async fn file_instead_of_socket_is_kept() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("csi.sock");
         fs::write(&path, "precious").unwrap();

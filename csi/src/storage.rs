@@ -496,11 +496,12 @@ mod tests {
 
     use super::*;
 
+    /// A node that never had storage reports it as absent, and nothing is written to the directory.
     #[rstest]
     #[case::of_a_node_that_never_had_storage(false)]
     #[case::of_a_node_that_lost_its_storage(true)]
     #[tokio::test]
-    async fn a_directory_that_is_not_a_mount_point_is_unavailable_storage(#[case] recorded: bool) {
+    async fn unmounted_data_directory_is_unavailable(#[case] recorded: bool) {
         let directory = tempfile::tempdir().unwrap();
         let data = directory.path().join("data");
         std::fs::create_dir(&data).unwrap();
@@ -534,8 +535,9 @@ mod tests {
         assert_eq!(std::fs::read_dir(&data).unwrap().count(), 0);
     }
 
+    /// Each probe reports the hanging disk.
     #[tokio::test]
-    async fn a_hanging_disk_is_reported_and_blocks_one_thread() {
+    async fn hanging_disk_blocks_only_one_thread() {
         let root = Arc::new(loopfs::publish::PublishRoot::open(std::path::Path::new("/")).unwrap());
         let monitor =
             Arc::new(StorageMonitor::new("csi.loopfs.dev".parse().unwrap(), "/nowhere".into(), root));

@@ -49,7 +49,7 @@ async fn with_driver<T>(test: impl AsyncFnOnce(&Path, &Path) -> T) -> T {
 
 /// The kubelet, the sidecars of Kubernetes and csi-sanity send this authority.
 #[tokio::test]
-async fn a_call_with_localhost_as_authority_succeeds() {
+async fn call_with_localhost_authority_succeeds() {
     with_driver(async |socket, _| {
         let mut client = RawClient::connect(socket).await;
         client.call(1, &header_block(GET_PLUGIN_INFO, "localhost")).await;
@@ -60,7 +60,7 @@ async fn a_call_with_localhost_as_authority_succeeds() {
 
 /// Authorities are rewritten on the registration socket only.
 #[tokio::test]
-async fn a_call_with_the_path_as_authority_is_reset() {
+async fn call_with_path_authority_is_reset() {
     const RST_STREAM: u8 = 3;
     const PROTOCOL_ERROR: [u8; 4] = [0, 0, 0, 1];
     with_driver(async |socket, _| {

@@ -84,7 +84,7 @@ mod tests {
 43 40 254:32 /volumes/a /pods/3 rw - xfs /dev/vdc rw\n";
 
     #[test]
-    fn a_directory_is_published_where_it_is_mounted_from_this_file_system() {
+    fn only_mounts_from_this_filesystem_count() {
         let mounts = table::parse(TABLE).unwrap();
         let (volume, filesystem) = ("a".parse().unwrap(), "254:16".parse().unwrap());
         let published = mounts.iter().filter(|mount| is_directory_of(mount, &volume, filesystem));

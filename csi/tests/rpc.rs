@@ -48,7 +48,7 @@ impl Fixture {
 }
 
 #[test]
-fn the_driver_reports_its_name_and_capabilities() {
+fn driver_reports_name_and_capabilities() {
     use wire::controller_service_capability::{Type as Controller, rpc as controller};
     use wire::node_service_capability::{Type, rpc};
     use wire::plugin_capability::{Type as Plugin, service, volume_expansion};
@@ -138,8 +138,9 @@ fn the_driver_reports_its_name_and_capabilities() {
     fixture.stop();
 }
 
+/// Calls that need the file system report that it is missing.
 #[test]
-fn without_its_file_system_the_driver_reports_it_and_does_not_register() {
+fn driver_without_filesystem_does_not_register() {
     let fixture = fixture();
     let data = fixture.directories.data.to_str().unwrap().to_owned();
     let why = [data.as_str(), "nothing is mounted there", "prjquota"];
@@ -184,7 +185,7 @@ fn without_its_file_system_the_driver_reports_it_and_does_not_register() {
 }
 
 #[test]
-fn a_workload_can_stop_without_the_file_system() {
+fn unpublishing_succeeds_without_the_filesystem() {
     let fixture = fixture();
     let target = fixture.target("target");
     fs::create_dir(&target).unwrap();
@@ -221,7 +222,7 @@ fn empty_requests_are_refused() {
 }
 
 #[test]
-fn a_request_without_a_required_field_is_refused() {
+fn request_without_required_field_is_refused() {
     let fixture = fixture();
     let (node, target, none) = (&fixture.driver, fixture.target("target"), Path::new(""));
     let invalid = Code::InvalidArgument;
@@ -253,7 +254,7 @@ fn a_request_without_a_required_field_is_refused() {
 #[case::newline("{kubelet}/a\nb")]
 #[case::nul("{kubelet}/a\0b")]
 #[case::long("{kubelet}/{long}")]
-fn paths_outside_the_kubelet_directory_are_refused(#[case] path: &str) {
+fn paths_outside_kubelet_directory_are_refused(#[case] path: &str) {
     let fixture = fixture();
     let kubelet = fixture.directories.kubelet.to_str().unwrap();
     let path = PathBuf::from(path.replace("{kubelet}", kubelet).replace("{long}", &"n/".repeat(4096)));
@@ -305,7 +306,7 @@ fn malformed_volume_ids_are_refused(#[case] volume: &str) {
 }
 
 #[test]
-fn unpublishing_keeps_files_that_the_driver_did_not_create() {
+fn unpublishing_keeps_foreign_files() {
     let fixture = fixture();
     let outside = fixture.scratch.path().join("outside");
     fs::create_dir(&outside).unwrap();
@@ -347,11 +348,7 @@ fn unimplemented_calls_name_their_capability() {
 #[case::negative(-1, 0, Code::InvalidArgument)]
 #[case::negative_limit(0, i64::MIN, Code::InvalidArgument)]
 #[case::crossed(2, 1, Code::InvalidArgument)]
-fn sizes_that_no_volume_can_have_are_refused(
-    #[case] required_bytes: i64,
-    #[case] limit_bytes: i64,
-    #[case] code: Code,
-) {
+fn impossible_sizes_are_refused(#[case] required_bytes: i64, #[case] limit_bytes: i64, #[case] code: Code) {
     let fixture = fixture();
     let capacity_range = Some(wire::CapacityRange { required_bytes, limit_bytes });
     let request = wire::CreateVolumeRequest { capacity_range, ..create("v", 0, block()) };
@@ -362,7 +359,7 @@ fn sizes_that_no_volume_can_have_are_refused(
 }
 
 #[test]
-fn a_list_continues_only_from_a_returned_token() {
+fn list_continues_only_from_returned_token() {
     let fixture = fixture();
     assert_refused(fixture.driver.list_volumes(list(0, "invalid-token")), Code::Aborted, &["starting_token"]);
     assert_refused(fixture.driver.list_volumes(list(-1, "")), Code::InvalidArgument, &["max_entries"]);
@@ -374,7 +371,7 @@ fn a_list_continues_only_from_a_returned_token() {
 }
 
 #[test]
-fn liveness_succeeds_and_readiness_fails_without_the_file_system() {
+fn missing_filesystem_fails_readiness_not_liveness() {
     let scratch = tempfile::tempdir().unwrap();
     let data = scratch.path().join("data");
     fs::create_dir(&data).unwrap();
@@ -426,8 +423,9 @@ fn liveness_succeeds_and_readiness_fails_without_the_file_system() {
     driver.stop();
 }
 
+/// Nothing was ever mounted at its data directory, so it counts as ready.
 #[test]
-fn a_node_that_never_had_a_file_system_is_ready_and_not_registered() {
+fn node_without_storage_is_not_registered() {
     let scratch = tempfile::tempdir().unwrap();
     let mut directories = Directories::create(scratch.path(), &scratch.path().join("data"));
     let address = directories.serve_metrics();
@@ -445,7 +443,7 @@ fn a_node_that_never_had_a_file_system_is_ready_and_not_registered() {
 
 /// The kubelet ends a pod with a volume only through a registered driver.
 #[test]
-fn a_driver_registers_although_its_disk_is_missing() {
+fn driver_with_missing_disk_still_registers() {
     let scratch = tempfile::tempdir().unwrap();
     let directories = Directories::create(scratch.path(), &scratch.path().join("data"));
     fs::write(scratch.path().join("data.filesystem-uuid"), "").unwrap();
@@ -460,8 +458,9 @@ fn a_driver_registers_although_its_disk_is_missing() {
     driver.stop();
 }
 
+/// Only root can connect to the new socket.
 #[test]
-fn stale_sockets_are_removed_and_the_new_one_is_private() {
+fn stale_sockets_are_replaced() {
     let scratch = tempfile::tempdir().unwrap();
     let directories = Directories::create(scratch.path(), &scratch.path().join("data"));
     for stale in [&directories.endpoint, &directories.registration_socket()] {

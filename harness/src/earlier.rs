@@ -163,7 +163,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_checkout_without_the_commit_is_named_with_the_remedy() {
+    async fn missing_commit_is_refused_with_remedy() {
         let directory = tempfile::tempdir().unwrap();
         let pin = repository(directory.path()).await;
         require(directory.path(), &pin).await.unwrap();
@@ -175,8 +175,9 @@ mod tests {
         assert!(error.contains(PIN), "{error}");
     }
 
+    /// The files have the content of the commit, not of the working tree.
     #[tokio::test]
-    async fn an_export_has_the_selected_paths_of_the_commit() {
+    async fn export_contains_only_selected_paths() {
         let directory = tempfile::tempdir().unwrap();
         let (root, target) = (directory.path().join("checkout"), directory.path().join("export"));
         let pin = repository(&root).await;
@@ -187,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn the_pin_of_this_checkout_is_a_commit_and_a_tree() {
+    fn pin_has_commit_and_tree_ids() {
         let pin: Pin = toml::from_str(include_str!("../upgrade.toml")).unwrap();
         for id in [&pin.commit, &pin.tree] {
             assert!(id.len() == 40 && id.bytes().all(|byte| byte.is_ascii_hexdigit()), "{id}");

@@ -255,6 +255,7 @@ mod tests {
         Line::parse_from(std::iter::once("x").chain(words.split_whitespace())).nodes
     }
 
+    /// Their words form the same command line again.
     #[rstest]
     #[case::default("")]
     #[case::patched("--kubelet patched")]
@@ -262,7 +263,7 @@ mod tests {
     #[case::without_tools("--kubelet patched --node-image no-tools")]
     #[case::on_the_data_disk("--kubelet-root data-disk")]
     #[case::kernel("--kernel bookworm")]
-    fn options_that_work_together_are_accepted_and_repeated(#[case] words: &str) {
+    fn compatible_options_are_accepted(#[case] words: &str) {
         let options = parse(words);
         options.check().unwrap();
         assert_eq!(options.words().collect::<Vec<_>>().join(" "), words);
@@ -279,7 +280,7 @@ mod tests {
     #[case("--node-image no-tools", "add --kubelet patched")]
     #[case("--node-image no-tools --kubelet patched --losetup drop-in", "leave --losetup out")]
     #[case("--node-image no-tools --kubelet patched --losetup util-linux", "leave --losetup out")]
-    fn options_that_cannot_work_are_refused_with_the_remedy(#[case] words: &str, #[case] remedy: &str) {
+    fn incompatible_options_are_refused_with_remedy(#[case] words: &str, #[case] remedy: &str) {
         let error = parse(words).check().unwrap_err().to_string();
         assert!(error.contains(remedy) && !error.contains('\n'), "{error}");
     }

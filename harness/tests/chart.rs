@@ -34,7 +34,7 @@ fn keys(value: &Value) -> BTreeSet<String> {
 }
 
 #[test]
-fn the_chart_has_the_version_of_the_workspace() {
+fn chart_has_workspace_version() {
     let chart = yaml("chart/Chart.yaml");
     assert_eq!(chart["version"], env!("CARGO_PKG_VERSION"));
     assert_eq!(chart["appVersion"], env!("CARGO_PKG_VERSION"));
@@ -54,7 +54,7 @@ fn compare(path: &str, root: &Value, schema: &Value, values: &Value, compared: &
 }
 
 #[test]
-fn the_schema_knows_each_value_and_refuses_unknown_ones() {
+fn schema_and_chart_values_match() {
     let (schema, values) = (schema(), yaml("chart/values.yaml"));
     let mut compared = 0;
     compare("", &schema, &schema, &values, &mut compared);
@@ -69,7 +69,7 @@ fn the_schema_knows_each_value_and_refuses_unknown_ones() {
 /// Every schema of an object either names its properties and no others, or gives a schema for all of them. Objects of Kubernetes that
 /// the API server checks are the exception.
 #[test]
-fn no_object_of_the_schema_accepts_unknown_keys() {
+fn schema_objects_refuse_unknown_keys() {
     const CHECKED_BY_THE_API_SERVER: [&str; 7] = [
         "nodeAffinity",
         "podAffinity",
@@ -101,7 +101,7 @@ fn no_object_of_the_schema_accepts_unknown_keys() {
 
 /// A comment is above a value, or above the first value in it.
 #[test]
-fn each_value_of_the_first_level_has_a_comment_or_values_with_comments() {
+fn each_top_level_value_has_comment() {
     let text = read("chart/values.yaml");
     let lines: Vec<&str> = text.lines().collect();
     for (index, line) in lines.iter().enumerate() {
@@ -122,7 +122,7 @@ fn paths(text: &str, begin: &str, end: &str) -> BTreeSet<String> {
 
 /// A data directory in `/` has one component, which the schema refuses.
 #[test]
-fn chart_and_doctor_know_the_same_directories() {
+fn chart_and_doctor_directories_match() {
     let chart = paths(&read("chart/templates/_objects.tpl"), "$shared := list", "-}}");
     let mut doctor = paths(&read("../loopfs/tool/src/preflight/data_dir.rs"), "const SHARED:", "];");
     assert!(doctor.remove("/"));
@@ -131,7 +131,7 @@ fn chart_and_doctor_know_the_same_directories() {
 }
 
 #[test]
-fn the_link_of_the_chart_leads_to_the_manifests() {
+fn chart_link_leads_to_manifests() {
     let chart = fs::canonicalize(csi().join("chart").join("deploy")).unwrap();
     assert_eq!(chart, fs::canonicalize(csi().join("deploy")).unwrap());
 }

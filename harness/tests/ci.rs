@@ -129,7 +129,7 @@ fn a_changed_source_is_compiled() {
 }
 
 #[test]
-fn a_new_file_reruns_the_build_script() {
+fn new_file_reruns_build_script() {
     let mut runs = Runs::new();
     runs.compile();
     runs.set("library/proto/b.proto", "");
@@ -140,7 +140,7 @@ fn a_new_file_reruns_the_build_script() {
 }
 
 #[test]
-fn a_large_build_directory_loses_unused_units() {
+fn large_build_directory_loses_unused_units() {
     let mut runs = Runs::new();
     runs.compile();
     let trim = |limit: &str| run(script("trim-build-dir").arg(runs.build_dir()).arg(limit));

@@ -84,14 +84,14 @@ fn documents_have_the_pinned_sidecar_versions() {
 }
 
 #[test]
-fn links_and_headings_are_found_outside_of_code() {
+fn links_and_headings_exclude_code() {
     let text = "# Two words, `code`\n```\n# no [x](y)\n```\nA [long\nlink](a.md#b), [web](https://c.d).\n";
     assert_eq!(links(text), ["a.md#b", "https://c.d"]);
     assert_eq!(anchors(text), BTreeSet::from(["two-words-code".to_owned()]));
 }
 
 #[test]
-fn links_of_documents_lead_to_existing_files_and_headings() {
+fn document_links_lead_to_existing_targets() {
     let mut checked = 0;
     let mut broken = Vec::new();
     for document in files("md") {
@@ -114,7 +114,7 @@ fn links_of_documents_lead_to_existing_files_and_headings() {
 }
 
 #[test]
-fn the_index_of_decisions_links_to_every_record() {
+fn decision_index_links_every_record() {
     let directory = root().join(DECISIONS);
     let index = fs::read_to_string(directory.join("README.md")).unwrap();
     let linked: BTreeSet<String> = links(&index).into_iter().filter(|link| !link.contains('/')).collect();
@@ -125,7 +125,7 @@ fn the_index_of_decisions_links_to_every_record() {
 }
 
 #[test]
-fn decision_records_that_the_code_names_exist() {
+fn decision_records_cited_in_code_exist() {
     for source in files("rs") {
         let text = fs::read_to_string(&source).unwrap();
         for rest in text.split(&format!("{DECISIONS}/")).skip(1) {

@@ -37,7 +37,7 @@ fn root() -> PathBuf {
 }
 
 #[test]
-fn a_misspelt_word_and_an_unwanted_word_are_found() {
+fn misspelt_and_unwanted_words_are_found() {
     let (root, storage, findings) = (root(), ConfigStorage::new(), Findings::default());
     let mut engine = ConfigEngine::new(&storage);
     engine.init_dir(&root).unwrap();
@@ -50,7 +50,7 @@ fn a_misspelt_word_and_an_unwanted_word_are_found() {
 }
 
 #[test]
-fn every_file_is_spelt_by_the_word_list() {
+fn every_file_passes_spell_check() {
     let root = root();
     let storage = ConfigStorage::new();
     let mut engine = ConfigEngine::new(&storage);

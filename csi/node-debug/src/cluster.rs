@@ -202,7 +202,7 @@ mod tests {
     #[case::path("viewer=../a/b", None)]
     #[case::query("viewer=a/b?x", None)]
     #[case::empty("viewer=a/", None)]
-    fn an_account_has_a_name_and_a_namespace(#[case] text: &str, #[case] parts: Option<(&str, &str, &str)>) {
+    fn account_needs_name_and_namespace(#[case] text: &str, #[case] parts: Option<(&str, &str, &str)>) {
         let expected = parts.map(|(name, namespace, account)| AllowedAccount {
             name: name.to_owned(),
             namespace: namespace.to_owned(),
@@ -212,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn a_certificate_in_pem_has_lines_of_64_characters() {
+    fn certificate_is_wrapped_at_64_characters() {
         let der = b"a certificate that is longer than one line of PEM, which has 64 characters".to_vec();
         let text = pem(std::slice::from_ref(&der));
         assert!(text.lines().all(|line| line.len() <= 64), "{text}");

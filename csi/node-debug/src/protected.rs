@@ -77,7 +77,7 @@ mod tests {
     #[case::writable_by_all(0o777, 0, false)]
     #[case::sticky(0o1777, 0, false)]
     #[case::of_another_user(0o700, 8, false)]
-    fn a_directory_is_protected_if_others_cannot_write_it(
+    fn directory_without_foreign_writers_is_protected(
         #[case] mode: u32,
         #[case] owner: u32,
         #[case] is_ok: bool,

@@ -223,11 +223,12 @@ mod tests {
 
     use super::*;
 
+    /// Root and the user of the service are admitted.
     #[rstest]
     #[case::root(0, true)]
     #[case::same_user(7, true)]
     #[case::other_user(8, false)]
-    fn only_root_and_the_same_user_are_admitted(#[case] peer: u32, #[case] is_ok: bool) {
+    fn other_users_are_not_admitted(#[case] peer: u32, #[case] is_ok: bool) {
         assert_eq!(is_admitted(Uid::from_raw(peer), Uid::from_raw(7)), is_ok);
     }
 }

@@ -339,8 +339,9 @@ mod tests {
         service.logs.component("a").unwrap().ring.push(line, Timestamp::now());
     }
 
+    /// The newest lines follow the number of dropped lines.
     #[tokio::test]
-    async fn a_reader_that_is_too_slow_gets_the_number_of_dropped_lines_and_then_the_newest() {
+    async fn slow_reader_gets_number_of_drops() {
         const COUNT: u64 = 5_000;
         let service = service();
         push(&service, "first");
@@ -364,7 +365,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_stream_ends_when_the_service_stops() {
+    async fn stream_ends_when_service_stops() {
         let service = service();
         let mut stream = service.logs(follow()).await.unwrap().into_inner();
         service.stop.cancel();
@@ -372,7 +373,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn calls_beyond_the_limit_are_refused_until_others_end() {
+    async fn calls_beyond_the_limit_are_refused() {
         let service = service();
         let mut open = Vec::new();
         for _ in 0..MAX_CALLS {

@@ -156,8 +156,9 @@ mod tests {
     }
 
     // The clock is paused, so only the test lets time pass.
+    /// Its file has the reason, and only a limited number of reads may hang.
     #[tokio::test(start_paused = true)]
-    async fn a_part_that_hangs_has_the_reason_and_the_others_are_returned() {
+    async fn hanging_part_does_not_delay_others() {
         let directory = tempfile::tempdir().unwrap();
         // Opening a named pipe waits for a writer.
         let data_dir = directory.path().join("data");

@@ -65,12 +65,12 @@ mod tests {
     #[case::no_address("9809", None)]
     #[case::a_name("localhost:9809", None)]
     #[case::not_a_port(":98090", None)]
-    fn an_address_must_have_a_port_and_no_name(#[case] text: &str, #[case] address: Option<HttpAddress>) {
+    fn address_needs_port_and_no_name(#[case] text: &str, #[case] address: Option<HttpAddress>) {
         assert_eq!(text.parse().ok(), address);
     }
 
     #[tokio::test]
-    async fn a_listener_of_all_addresses_accepts_ipv4_connections() {
+    async fn wildcard_listener_accepts_ipv4() {
         let listener = HttpAddress::AllOnPort(0).listen("--metrics-address").await.unwrap();
         let port = listener.local_addr().unwrap().port();
         TcpStream::connect(("127.0.0.1", port)).await.unwrap();

@@ -141,10 +141,11 @@ mod tests {
         assert_eq!(socket_path(text).ok(), path.map(PathBuf::from));
     }
 
+    /// The name is the host name in lower case without white space.
     #[rstest]
     #[case::host_name("Node-1.Example\n", Some("node-1.example"))]
     #[case::empty(" ", None)]
-    fn a_node_is_named_as_by_its_kubelet(#[case] text: &str, #[case] name: Option<&str>) {
+    fn node_name_matches_kubelet(#[case] text: &str, #[case] name: Option<&str>) {
         assert_eq!(node_name(text).ok().as_deref(), name);
     }
 }

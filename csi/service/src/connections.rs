@@ -164,7 +164,7 @@ mod tests {
     #[case::of_one_client(false)]
     #[case::of_as_many_clients(true)]
     #[tokio::test]
-    async fn idle_connections_do_not_prevent_a_response_to_another_client(#[case] of_many_clients: bool) {
+    async fn idle_connections_do_not_block_responses(#[case] of_many_clients: bool) {
         const EXCESS: usize = 3;
         served(NO_DEADLINES, async |server| {
             let mut idle = Vec::new();
@@ -182,7 +182,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_connection_without_a_request_is_closed_at_the_deadline() {
+    async fn incomplete_request_is_closed_at_deadline() {
         let deadlines = ServerDeadlines { headers: Duration::from_secs(5), ..NO_DEADLINES };
         served(deadlines, async |server| {
             let mut stream = connect(1, server).await;
@@ -193,7 +193,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn headers_that_are_too_large_are_refused() {
+    async fn too_large_headers_are_refused() {
         let response = served(NO_DEADLINES, async |server| {
             let mut stream = connect(1, server).await;
             let headers = format!("GET /healthz HTTP/1.1\r\nx: {}", "x".repeat(16 * MAX_HEADER_BYTES));
@@ -211,10 +211,7 @@ mod tests {
     #[case::the_oldest_of_the_client_with_most(&[1, 2, 3, 2], Some(1))]
     #[case::never_one_of_a_client_with_fewer(&[1, 2, 2, 2, 1], Some(1))]
     #[case::none_without_connections(&[], None)]
-    fn the_oldest_connection_of_the_client_with_the_most_is_closed(
-        #[case] clients: &[u8],
-        #[case] position: Option<usize>,
-    ) {
+    fn busiest_client_loses_oldest_connection(#[case] clients: &[u8], #[case] position: Option<usize>) {
         let clients: Vec<IpAddr> = clients.iter().map(|last| [127, 0, 0, *last].into()).collect();
         assert_eq!(connection_to_close(&clients), position);
     }

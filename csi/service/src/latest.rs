@@ -113,7 +113,7 @@ mod tests {
     const WAIT: Duration = Duration::from_secs(8);
 
     #[tokio::test(start_paused = true)]
-    async fn a_result_is_returned_until_it_is_too_old() {
+    async fn result_is_reused_until_too_old() {
         let (latest, checks) = (LatestResult::new(AGE, WAIT), AtomicU64::new(0));
         let check = || std::future::ready(checks.fetch_add(1, Ordering::Relaxed));
         for _ in 0..100 {
@@ -124,7 +124,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_check_that_hangs_is_reported_and_not_started_again() {
+    async fn hanging_check_is_not_started_again() {
         let (latest, checks, released) =
             (LatestResult::new(AGE, WAIT), AtomicU64::new(0), Arc::new(Notify::new()));
         let check = || {
@@ -140,7 +140,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_check_that_panics_is_reported_and_started_again() {
+    async fn panicked_check_is_started_again() {
         let latest = LatestResult::new(AGE, WAIT);
         assert_eq!(latest.get(|| async { panic!("on purpose") }).await, Err::<u8, _>(NoResult::Panicked));
         assert_eq!(latest.get(|| async { 7 }).await, Ok(7));

@@ -303,7 +303,7 @@ mod tests {
     #[case::not_ready("GET /readyz", "503 Service Unavailable", "mount it\n")]
     #[case::no_metrics("GET /metrics", "404 Not Found", "there are /healthz and /readyz\n")]
     #[tokio::test]
-    async fn the_probe_listener_serves_probes_and_nothing_else(
+    async fn probe_listener_serves_only_probes(
         #[case] request: &str,
         #[case] status: &str,
         #[case] body: &str,
@@ -340,7 +340,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn metrics_have_the_verdict_of_the_latest_check_of_readiness() {
+    async fn metrics_report_latest_readiness_check() {
         let site = Site::new(FakeEndpoints::default());
         let scrape = async || {
             let page = to_bytes(site.metrics().await.into_body(), usize::MAX).await.unwrap();
@@ -354,8 +354,9 @@ mod tests {
         assert!(page.contains("\nready 0\n"), "{page}");
     }
 
+    /// Any number of requests share one result for two seconds.
     #[tokio::test(start_paused = true)]
-    async fn readiness_is_checked_once_every_two_seconds_however_many_requests_arrive() {
+    async fn readiness_result_is_cached() {
         let site = Site::new(FakeEndpoints::default());
         for checks in 1..=3 {
             for _ in 0..100 {

@@ -120,7 +120,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn the_end_of_a_task_stops_the_others() {
+    async fn ending_task_stops_the_others() {
         let mut tasks = tasks();
         tasks.spawn_until_stop("first", std::future::pending());
         tasks.spawn("short", async {});
@@ -138,7 +138,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn an_error_after_the_stop_is_returned() {
+    async fn error_after_stop_is_returned() {
         let mut tasks = tasks();
         add_failing(&mut tasks);
         tasks.stop().cancel();
@@ -149,7 +149,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_task_that_does_not_end_is_aborted() {
+    async fn stuck_task_is_aborted() {
         let mut tasks = tasks();
         tasks.spawn("stuck", std::future::pending());
         tasks.stop().cancel();

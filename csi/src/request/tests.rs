@@ -46,7 +46,7 @@ fn snapshot_named(name: &str) -> Result<SnapshotId> {
 #[case("/var/lib/kubelet/target", "target")]
 #[case("/var//lib/kubelet/./pods//1/", "pods/1")]
 #[case("/var/lib/kubelet/a b/ü", "a b/ü")]
-fn paths_below_the_kubelet_directory_are_accepted(#[case] text: &str, #[case] relative: &str) {
+fn paths_in_kubelet_directory_are_accepted(#[case] text: &str, #[case] relative: &str) {
     assert_eq!(parse_path(text).unwrap().relative(), Path::new(relative));
 }
 
@@ -69,7 +69,7 @@ fn other_paths_are_refused(#[case] text: &str) {
 
 proptest! {
     #[test]
-    fn an_accepted_path_stays_below_the_kubelet_directory(text in "(/var/lib/kubelet)?[a./ \\-\\x00-\\x1f]{0,60}") {
+    fn accepted_path_stays_in_kubelet_directory(text in "(/var/lib/kubelet)?[a./ \\-\\x00-\\x1f]{0,60}") {
         if let Ok(path) = parse_path(&text) {
             prop_assert!(path.relative().components().all(|part| matches!(part, Component::Normal(_))));
             prop_assert!(path.relative().file_name().is_some());
@@ -100,7 +100,7 @@ fn an_empty_id_is_refused() {
 #[case("pvc-6f1b0c3e-0000-4000-8000-000000000000")]
 #[case("A.b_c-9")]
 #[case("name-1")]
-fn a_valid_id_is_the_id_of_its_name(#[case] name: &str) {
+fn valid_name_is_its_own_id(#[case] name: &str) {
     assert_eq!(volume_named(name).unwrap().as_str(), name);
     assert_eq!(snapshot_named(name).unwrap().as_str(), name);
 }
@@ -114,7 +114,7 @@ fn a_valid_id_is_the_id_of_its_name(#[case] name: &str) {
 #[case::other_script("Bücher")]
 #[case::longest(&"/".repeat(128))]
 #[case::looks_derived("name-0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef")]
-fn any_other_name_has_a_derived_id(#[case] name: &str) {
+fn other_names_have_derived_ids(#[case] name: &str) {
     let id = volume_named(name).unwrap();
     assert!(is_derived(id.as_str()) && id.as_str() != name, "{id}");
     assert_eq!(volume_named(name).unwrap(), id);
@@ -124,7 +124,7 @@ fn any_other_name_has_a_derived_id(#[case] name: &str) {
 }
 
 #[test]
-fn derived_ids_do_not_change_between_versions() {
+fn derived_ids_are_stable_across_versions() {
     assert_eq!(
         volume_named("a b").unwrap().as_str(),
         "name-c8687a08aa5d6ed2044328fa6a697ab8e96dc34291e8c2034ae8c38e6fcc6d65"
@@ -139,7 +139,7 @@ fn derived_ids_do_not_change_between_versions() {
 #[case::escape("a\x1bb")]
 #[case::delete("a\x7fb")]
 #[case::c1("a\u{85}b")]
-fn names_that_the_specification_forbids_are_refused(#[case] name: &str) {
+fn forbidden_names_are_refused(#[case] name: &str) {
     assert!(volume_named(name).is_err());
     assert!(snapshot_named(name).is_err());
 }
@@ -179,7 +179,7 @@ fn a_capacity_range_must_be_consistent(
 #[case::negative(-1, "", Err(Code::InvalidArgument))]
 #[case::others_token(0, "invalid-token", Err(Code::Aborted))]
 #[case::path(0, "after:../v", Err(Code::Aborted))]
-fn a_list_request_is_converted_to_a_page(
+fn list_request_is_parsed(
     #[case] max_entries: i32,
     #[case] starting_token: &str,
     #[case] expected: Result<(Option<&str>, Option<usize>), Code>,

@@ -291,7 +291,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn get_info_returns_the_name_and_the_csi_socket() {
+    async fn get_info_returns_name_and_socket() {
         let running = RunningRegistrar::start();
         running.first_socket().await;
         let info = running.kubelet().await.get_info(wire::InfoRequest {}).await.unwrap().into_inner();
@@ -304,7 +304,7 @@ mod tests {
 
     /// grpc-go sends the path as the authority if it was given a bare path.
     #[tokio::test]
-    async fn a_request_with_the_path_as_authority_succeeds() {
+    async fn request_with_path_as_authority_succeeds() {
         let running = RunningRegistrar::start();
         running.first_socket().await;
         let authority = "%2Fvar%2Flib%2Fkubelet%2Fplugins_registry%2Fcsi.loopfs.dev-reg.sock";
@@ -331,7 +331,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_failed_registration_creates_the_socket_again() {
+    async fn failed_registration_recreates_the_socket() {
         let running = RunningRegistrar::start();
         let socket = running.first_socket().await;
         running.notify(false).await;
@@ -373,7 +373,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_stale_socket_of_an_earlier_process_is_replaced() {
+    async fn stale_registration_socket_is_removed() {
         let directory = tempfile::tempdir().unwrap();
         let registrar = registrar(directory.path());
         let path = registrar.socket();
@@ -383,7 +383,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn removing_the_registration_directory_ends_the_task() {
+    async fn removed_registration_directory_ends_task() {
         let running = RunningRegistrar::start();
         running.first_socket().await;
         fs::remove_dir_all(running.directory.path()).unwrap();

@@ -324,15 +324,16 @@ mod tests {
 
     use super::*;
 
+    /// It cannot flood the log either: a long id is shortened.
     #[test]
-    fn a_volume_id_cannot_forge_or_flood_the_log() {
+    fn volume_id_cannot_forge_log_lines() {
         assert_eq!(format!("{:?}", Escaped("pvc-1")), "pvc-1");
         assert_eq!(format!("{:?}", Escaped("a\nERROR")), "a\\nERROR");
         assert_eq!(format!("{:?}", Escaped(&"v".repeat(4096))).chars().count(), MAX_LOGGED_CHARS + 1);
     }
 
     #[test]
-    fn work_knows_whether_its_call_was_dropped() {
+    fn work_notices_its_dropped_call() {
         let call = WhileCalled::default();
         let is_called = call.is_called();
         assert!(is_called());
@@ -349,7 +350,7 @@ mod tests {
 
     /// In the log, too.
     #[tokio::test]
-    async fn long_messages_of_a_status_are_truncated() {
+    async fn long_status_messages_are_truncated() {
         let log = tempfile::tempfile().unwrap();
         let writer = Arc::new(log.try_clone().unwrap());
         let subscriber = tracing_subscriber::fmt().with_writer(writer).finish();

@@ -245,7 +245,7 @@ mod tests {
     #[case::one_of("s", "v", Some((Some("s"), Some("v"))))]
     #[case::no_snapshot("../s", "", None)]
     #[case::no_volume("s", "a\0b", None)]
-    fn a_filter_with_an_impossible_id_matches_nothing(
+    fn filter_with_impossible_id_matches_nothing(
         #[case] snapshot: &str,
         #[case] source: &str,
         #[case] expected: Option<(Option<&str>, Option<&str>)>,

@@ -128,17 +128,14 @@ mod tests {
 
     use super::*;
 
+    /// It is the first component below `volumes`.
     #[rstest]
     #[case::volume("/volumes/pvc-1", "xfs", Some("pvc-1"))]
     #[case::sub_path("/volumes/pvc-1/sub", "xfs", Some("pvc-1"))]
     #[case::data_disk("/", "xfs", None)]
     #[case::all_volumes("/volumes", "xfs", None)]
     #[case::other_file_system("/volumes/pvc-1", "ext4", None)]
-    fn the_volume_of_a_mount_is_the_first_component_below_volumes(
-        #[case] root: &str,
-        #[case] fs_type: &str,
-        #[case] volume: Option<&str>,
-    ) {
+    fn mount_root_names_the_volume(#[case] root: &str, #[case] fs_type: &str, #[case] volume: Option<&str>) {
         let table = format!("50 40 254:16 {root} /target rw - {fs_type} /dev/vdb rw\n");
         let found = volume_of_mount(&mountinfo::parse(table.as_bytes()).unwrap()[0]);
         assert_eq!(found.as_ref().map(VolumeId::as_str), volume);

@@ -412,8 +412,9 @@ mod tests {
     }
 
     proptest! {
+        /// Any other request is refused as invalid.
         #[test]
-        fn any_request_is_refused_or_creates_a_pending_volume(request in request()) {
+        fn valid_requests_create_pending_volumes(request in request()) {
             match new_volume(request.clone()) {
                 Ok(new) => {
                     prop_assert_eq!(new.volume.as_str(), &request.volume_id);

@@ -21,14 +21,11 @@ fn machine() -> Machine {
     Machine::new(&path_from("LOOPFS_TEST_XFS"))
 }
 
+/// It lacks mount propagation or the directory of the kubelet, so it could never publish a volume.
 #[rstest]
 #[case("mount propagation", machine().with_propagation(Propagation::Private), "/kubelet: ")]
 #[case("the kubelet's directory", machine().without_kubelet_directory(), ABSENT_KUBELET)]
-fn a_driver_that_could_never_serve_a_volume_ends(
-    #[case] missing: &str,
-    #[case] machine: Machine,
-    #[case] object: &str,
-) {
+fn driver_that_can_never_serve_exits(#[case] missing: &str, #[case] machine: Machine, #[case] object: &str) {
     let (code, log) = machine.run_to_end();
     assert_eq!(code, 1, "{log}");
     assert_documented(missing, &log);
@@ -37,16 +34,14 @@ fn a_driver_that_could_never_serve_a_volume_ends(
     assert!(!log.contains(SERVING), "{log}");
 }
 
+/// Its probe reports the missing requirement, and its liveness check succeeds.
 #[rstest]
 #[case("the loop control device", machine().with_rights(Rights::NoNodes).with_own_dev())]
 #[case("permission for loop devices", machine().with_rights(Rights::NoNodes))]
 #[case("permission for loop devices", machine().with_rights(Rights::NoLoopDevices).with_own_dev())]
 #[case("the data file system", machine().with_data_on_tmpfs())]
 #[case("project quotas", Machine::new(&path_from("LOOPFS_TEST_XFS_NOQUOTA")))]
-fn a_driver_whose_storage_may_still_come_waits_and_names_what_is_missing(
-    #[case] missing: &str,
-    #[case] machine: Machine,
-) {
+fn driver_waits_for_missing_requirements(#[case] missing: &str, #[case] machine: Machine) {
     let driver = machine.start();
     let status = driver.client.wait_for_probe().unwrap_err();
     assert_eq!(status.code(), Code::FailedPrecondition, "{status}");

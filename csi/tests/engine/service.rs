@@ -25,7 +25,7 @@ fn machine() -> Machine {
 #[rstest]
 #[case::privileged(Rights::Privileged)]
 #[case::loop_devices(Rights::LoopDevices)]
-fn the_driver_serves_its_socket_and_its_pages(#[case] rights: Rights) {
+fn driver_serves_socket_and_health_endpoints(#[case] rights: Rights) {
     let machine = machine().with_rights(rights);
     let driver = machine.start();
     driver.client.wait_until_ready();
@@ -42,14 +42,12 @@ fn the_driver_serves_its_socket_and_its_pages(#[case] rights: Rights) {
     assert_eq!(code, 0, "{log}");
 }
 
+/// Another container of the driver unpublishes the volume.
 #[rstest]
 #[case::privileged("privileged", machine())]
 #[case::loop_devices("loop-devices", machine().with_rights(Rights::LoopDevices))]
 #[case::loop_devices_in_its_own_dev("own-dev", machine().with_rights(Rights::LoopDevices).with_own_dev())]
-fn a_block_volume_is_published_until_it_is_unpublished_by_another_container(
-    #[case] volume: &str,
-    #[case] machine: Machine,
-) {
+fn block_volume_outlives_container_of_driver(#[case] volume: &str, #[case] machine: Machine) {
     let [target, other] = ["device", "other"].map(|name| machine.directories.kubelet.join(name));
     let driver = machine.start();
     driver.client.wait_until_ready();
@@ -83,7 +81,7 @@ fn a_block_volume_is_published_until_it_is_unpublished_by_another_container(
 }
 
 #[test]
-fn a_store_that_has_volumes_is_refused_and_keeps_them() {
+fn nonempty_store_is_refused_and_kept() {
     let data = path_from("LOOPFS_TEST_XFS");
     let store = VolumeStore::open(&data, StoreOptions::default()).unwrap();
     let present = "present".parse().unwrap();
@@ -97,7 +95,7 @@ fn a_store_that_has_volumes_is_refused_and_keeps_them() {
 }
 
 #[test]
-fn the_volumes_of_a_failed_test_are_deleted() {
+fn volumes_of_failed_test_are_deleted() {
     let machine = machine();
     let test = || {
         let machine = machine;
@@ -115,8 +113,9 @@ fn the_volumes_of_a_failed_test_are_deleted() {
     assert!(bound.iter().all(|status| !status.is_labelled("failed")), "{bound:?}");
 }
 
+/// It is mounted on the machine and not only in the container.
 #[test]
-fn a_filesystem_volume_is_published_on_the_machine_with_exactly_its_size() {
+fn published_directory_has_exact_size() {
     let machine = machine();
     let target = machine.directories.kubelet.join("directory");
     let driver = machine.start();

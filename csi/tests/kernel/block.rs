@@ -56,8 +56,9 @@ fn publish_and_unpublish_are_idempotent() {
     fixture.finish();
 }
 
+/// Each close of a writable descriptor makes udev examine the device.
 #[test]
-fn publishing_a_staged_volume_opens_its_device_for_writing_once() {
+fn publishing_opens_device_for_writing_once() {
     let fixture = Fixture::with_volume(VolumeKind::Block);
     let (staging, target) = (fixture.target("staging"), fixture.target("target"));
     fixture.node().node_stage_volume(stage("v", &staging, block())).unwrap();
@@ -76,8 +77,9 @@ fn publishing_a_staged_volume_opens_its_device_for_writing_once() {
     fixture.finish();
 }
 
+/// The volume is deleted while the driver attaches its device.
 #[test]
-fn a_volume_that_is_deleted_while_it_is_attached_is_not_published() {
+fn publishing_fails_after_concurrent_deletion() {
     let fixture = Fixture::with_volume(VolumeKind::Block);
     let target = fixture.target("target");
     let lock = lock_image(&fixture, "v");
@@ -95,8 +97,9 @@ fn a_volume_that_is_deleted_while_it_is_attached_is_not_published() {
     fixture.finish();
 }
 
+/// Unstaging a volume that was staged and never published succeeds too.
 #[test]
-fn unstaging_succeeds_without_publication_and_without_staging() {
+fn unstaging_an_unstaged_volume_succeeds() {
     let fixture = Fixture::with_volume(VolumeKind::Block);
     let staging = fixture.target("staging");
     fixture.node().node_unstage_volume(unstage("v", &staging)).unwrap();
@@ -115,11 +118,12 @@ enum Decoy {
     Node,
 }
 
+/// A pod mounts a file, directory or device node with the name of the volume's loop device.
 #[rstest]
 #[case::directory(Decoy::Directory)]
 #[case::file(Decoy::File)]
 #[case::device_node(Decoy::Node)]
-fn a_tenants_mount_that_is_named_like_a_loop_device_does_not_keep_a_volume_published(#[case] decoy: Decoy) {
+fn decoy_mount_is_no_publication(#[case] decoy: Decoy) {
     let fixture = Fixture::with_volume(VolumeKind::Block);
     let (staging, target) = (fixture.target("staging"), fixture.target("target"));
     fixture.node().node_stage_volume(stage("v", &staging, block())).unwrap();
@@ -174,7 +178,7 @@ fn several_workloads_share_one_device() {
 #[rstest]
 #[case::for_writing(false)]
 #[case::read_only(true)]
-fn a_volume_expands_while_it_is_in_use(#[case] readonly: bool) {
+fn volume_expands_while_in_use(#[case] readonly: bool) {
     let fixture = Fixture::with_volume(VolumeKind::Block);
     let (first, second) = (fixture.target("first"), fixture.target("second"));
     for target in [&first, &second] {
@@ -292,8 +296,9 @@ fn detached_devices_stay_mounted_until_unpublish() {
     fixture.finish();
 }
 
+/// The loop device of the stale target belongs to another volume now.
 #[test]
-fn unpublishing_a_stale_target_does_not_detach_the_device_of_another_volume() {
+fn unpublishing_stale_target_keeps_other_device() {
     let mut fixture = Fixture::with_volume(VolumeKind::Block);
     fixture.volume("other", VolumeKind::Block);
     let (target, others) = (fixture.target("target"), fixture.target("others"));
@@ -311,7 +316,7 @@ fn unpublishing_a_stale_target_does_not_detach_the_device_of_another_volume() {
 }
 
 #[test]
-fn a_device_that_is_open_is_detached_when_it_is_closed() {
+fn open_device_is_detached_on_close() {
     let fixture = Fixture::with_volume(VolumeKind::Block);
     let target = fixture.target("target");
     fixture.node().node_publish_volume(publish("v", &target, block())).unwrap();
@@ -335,8 +340,9 @@ fn a_device_that_is_open_is_detached_when_it_is_closed() {
     fixture.finish();
 }
 
+/// The parent directory must exist.
 #[test]
-fn publish_accepts_an_existing_file_and_rejects_directories_and_symlinks() {
+fn target_must_be_an_empty_file() {
     let fixture = Fixture::with_volume(VolumeKind::Block);
     let publish_at =
         |name: &str| fixture.node().node_publish_volume(publish("v", &fixture.target(name), block()));
@@ -360,7 +366,7 @@ fn publish_accepts_an_existing_file_and_rejects_directories_and_symlinks() {
 }
 
 #[test]
-fn a_single_writer_volume_is_published_at_one_target_at_a_time() {
+fn single_writer_volume_has_one_target() {
     let fixture = Fixture::with_volume(VolumeKind::Block);
     let single = capability(AccessType::Block(BlockVolume {}), AccessMode::SingleNodeSingleWriter);
     let (first, second) = (fixture.target("first"), fixture.target("second"));
@@ -377,7 +383,7 @@ fn a_single_writer_volume_is_published_at_one_target_at_a_time() {
 }
 
 #[test]
-fn concurrent_publish_calls_leave_one_mount_and_one_device() {
+fn concurrent_publishing_leaves_one_mount() {
     let fixture = Fixture::with_volume(VolumeKind::Block);
     let target = fixture.target("target");
     let results = fixture.node().publish_concurrently(&publish("v", &target, block()), 16);
@@ -391,7 +397,7 @@ fn concurrent_publish_calls_leave_one_mount_and_one_device() {
 }
 
 #[test]
-fn mount_access_to_a_block_volume_is_refused() {
+fn mounting_a_block_volume_is_refused() {
     let fixture = Fixture::with_volume(VolumeKind::Block);
     let target = fixture.target("target");
     let as_mount = publish("v", &target, mount(&[]));

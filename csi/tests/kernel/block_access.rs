@@ -10,8 +10,9 @@ use tonic::Code;
 use crate::fixture::{Fixture, id, read_from, repeated, write_to};
 use crate::support::*;
 
+/// The loop device itself is read-only, not only the mount.
 #[test]
-fn a_read_only_publication_is_read_only_at_the_block_layer() {
+fn read_only_publication_refuses_device_writes() {
     let fixture = Fixture::with_volume(VolumeKind::Block);
     let (writer, reader) = (fixture.target("writer"), fixture.target("reader"));
     fixture.node().node_publish_volume(publish("v", &writer, block())).unwrap();
@@ -39,7 +40,7 @@ fn a_read_only_publication_is_read_only_at_the_block_layer() {
 /// Each device has a page cache of its own. A volume is therefore not published for writing and read-only at the same
 /// time.
 #[test]
-fn a_read_only_device_beside_a_writable_one_returns_old_data() {
+fn separate_reader_device_returns_old_data() {
     let fixture = Fixture::without_driver();
     fixture.volume("v", VolumeKind::Block);
     let control = LoopControl::open().unwrap();
@@ -60,7 +61,7 @@ fn a_read_only_device_beside_a_writable_one_returns_old_data() {
 }
 
 #[test]
-fn a_volume_is_published_for_writing_or_read_only_but_not_both() {
+fn writable_and_read_only_publications_conflict() {
     let fixture = Fixture::with_volume(VolumeKind::Block);
     let [writer, reader, second] = ["writer", "reader", "second"].map(|name| fixture.target(name));
     let read_only = |target| publish_read_only("v", target, block());
@@ -98,7 +99,7 @@ fn a_volume_is_published_for_writing_or_read_only_but_not_both() {
 }
 
 #[test]
-fn staging_for_writing_does_not_prevent_a_read_only_publication() {
+fn writable_staging_allows_read_only_publication() {
     let fixture = Fixture::with_volume(VolumeKind::Block);
     let (staging, reader) = (fixture.target("staging"), fixture.target("reader"));
     let read_only = publish_read_only("v", &reader, block());
@@ -117,7 +118,7 @@ fn staging_for_writing_does_not_prevent_a_read_only_publication() {
 }
 
 #[test]
-fn a_device_that_a_process_has_open_for_writing_delays_a_read_only_publication() {
+fn open_writer_delays_read_only_publication() {
     let fixture = Fixture::with_volume(VolumeKind::Block);
     let (writer, reader) = (fixture.target("writer"), fixture.target("reader"));
     let read_only = publish_read_only("v", &reader, block());

@@ -32,7 +32,7 @@ pub(crate) fn wait_until_busy(node: &Client, volume: &str, target: &std::path::P
 }
 
 #[test]
-fn one_call_locks_its_volume_and_no_other() {
+fn call_locks_only_its_own_volume() {
     let fixture = Fixture::with_volume(VolumeKind::Block);
     fixture.volume("other", VolumeKind::Block);
     let (target, others) = (fixture.target("target"), fixture.target("others"));
@@ -63,7 +63,7 @@ fn one_call_locks_its_volume_and_no_other() {
 }
 
 #[test]
-fn a_call_keeps_its_lock_after_its_client_has_disconnected() {
+fn call_of_disconnected_client_keeps_lock() {
     let fixture = Fixture::with_volume(VolumeKind::Block);
     let target = fixture.target("target");
     let lock = lock_image(&fixture, "v");
@@ -86,7 +86,7 @@ fn a_call_keeps_its_lock_after_its_client_has_disconnected() {
 }
 
 #[test]
-fn calls_in_progress_finish_before_the_driver_stops() {
+fn stopping_driver_finishes_calls_in_progress() {
     let fixture = Fixture::without_driver();
     fixture.volume("v", VolumeKind::Block);
     let target = fixture.target("target");

@@ -220,7 +220,7 @@ fn volumes_on_another_disk_stay_unchanged() {
 }
 
 #[test]
-fn malformed_requests_are_refused_with_a_reason() {
+fn malformed_requests_are_refused_with_reason() {
     let node = Node::new();
     let invalid = Reason::Store(ErrorKind::InvalidInput);
     for name in ["", ".", "../volumes", "a/b", "\0", &"v".repeat(300)] {
@@ -257,8 +257,9 @@ fn malformed_requests_are_refused_with_a_reason() {
 }
 
 /// A process with credentials could otherwise mount any volume into any pod of the node.
+/// Only its group can connect to it.
 #[test]
-fn the_control_socket_serves_no_node_calls_and_only_its_group() {
+fn control_socket_refuses_node_calls() {
     let node = Node::new();
     let mut client = NodeClient::new(node.channel.clone());
     let target = node.fixture.target("target");
@@ -280,7 +281,7 @@ fn the_control_socket_serves_no_node_calls_and_only_its_group() {
 }
 
 #[test]
-fn the_socket_has_the_group_of_its_directory() {
+fn socket_inherits_group_of_its_directory() {
     const GROUP: u32 = 65534;
     let mut fixture = Fixture::without_driver();
     let directory = fixture.scratch().join("control");
@@ -310,7 +311,7 @@ fn a_watch_reports_changes() {
 }
 
 #[test]
-fn a_watch_reports_a_disk_that_hangs() {
+fn watch_reports_a_hanging_disk() {
     let (fixture, disk, driver) = Fixture::on_scratch_disk();
     let node = Node::of(fixture);
     node.until(|state| state.storage() == Storage::Available);
@@ -328,7 +329,7 @@ fn a_watch_reports_a_disk_that_hangs() {
 }
 
 #[test]
-fn files_in_a_foreign_project_are_found_and_put_back() {
+fn foreign_files_are_found_and_repaired() {
     let node = Node::with(&["--audit-projects", "--repair-projects", "--audit-interval=1"]);
     node.create(new_volume("pvc-1", Kind::Filesystem)).unwrap();
     let directory = node.fixture.directories.data.join("volumes/pvc-1/charged");
@@ -463,8 +464,9 @@ fn delete_ends_with_its_call() {
     node.finish();
 }
 
+/// The record is a file next to the data directory.
 #[test]
-fn custody_is_recorded_beside_the_data_directory() {
+fn custody_lists_previously_existing_volumes() {
     let node = Node::new();
     let take = |uid: &str| {
         let request = volumes::TakeCustodyRequest { node_uid: uid.to_owned() };
@@ -485,7 +487,7 @@ fn custody_is_recorded_beside_the_data_directory() {
 }
 
 #[test]
-fn the_capacity_is_that_of_the_largest_volume() {
+fn capacity_equals_largest_creatable_volume() {
     let node = Node::new();
     let request = volumes::CapacityRequest { settings: HashMap::new() };
     let capacity = node.runtime.block_on(node.volumes().capacity(request)).unwrap().into_inner();

@@ -88,10 +88,11 @@ fn capability_of(kind: VolumeKind) -> Option<wire::VolumeCapability> {
     }
 }
 
+/// The volume is created before the restart, and then published, expanded and deleted.
 #[rstest]
 #[case::directory(VolumeKind::Filesystem)]
 #[case::device(VolumeKind::Block)]
-fn a_volume_is_created_used_expanded_and_deleted(#[case] kind: VolumeKind) {
+fn volume_lifecycle_works_after_driver_restart(#[case] kind: VolumeKind) {
     let mut fixture = Fixture::new();
     let (target, staging) = (fixture.target("target"), fixture.target("staging"));
     let request = create("v", FOUR - 1, capability_of(kind));
@@ -144,7 +145,7 @@ fn a_volume_is_created_used_expanded_and_deleted(#[case] kind: VolumeKind) {
 }
 
 #[test]
-fn the_driver_frees_the_space_of_a_deleted_volume() {
+fn space_of_deleted_volume_is_freed() {
     let fixture = Fixture::new();
     let available = || fixture.node().get_capacity(Default::default()).unwrap().available_capacity;
     let before = available();
@@ -161,7 +162,7 @@ fn the_driver_frees_the_space_of_a_deleted_volume() {
 }
 
 #[test]
-fn the_driver_frees_the_trash_of_an_earlier_driver() {
+fn trash_of_earlier_driver_is_freed() {
     let mut fixture = Fixture::without_driver();
     let before = fixture.projects();
     fixture.volume("old", VolumeKind::Filesystem);
@@ -182,7 +183,7 @@ fn the_driver_frees_the_trash_of_an_earlier_driver() {
 #[case::smaller(create_within("v", (0, FOUR - 1), mount(&[])), "at most")]
 #[case::other_parameters(create_with("v", &[("bytesPerInode", "4096")], mount(&[])), "4096")]
 #[case::other_node(create_on("v", "node-2", mount(&[])), "on others")]
-fn a_second_volume_of_a_name_must_have_the_same_properties(
+fn same_name_with_other_properties_fails(
     #[case] other: wire::CreateVolumeRequest,
     #[case] expected_text: &str,
 ) {
@@ -210,7 +211,7 @@ fn a_second_volume_of_a_name_must_have_the_same_properties(
 }
 
 #[test]
-fn each_name_has_a_volume_of_its_own() {
+fn different_names_have_different_volumes() {
     let fixture = Fixture::new();
     let listing = || {
         let names = fs::read_dir(&fixture.directories.data).unwrap();
@@ -263,8 +264,9 @@ fn concurrent_create_calls_create_one_volume(#[case] kind: VolumeKind) {
     fixture.finish();
 }
 
+/// The device was not unstaged before the driver was restarted.
 #[test]
-fn deleting_a_volume_detaches_a_device_that_was_not_unstaged() {
+fn deletion_detaches_a_staged_device() {
     let mut fixture = Fixture::new();
     let staging = fixture.target("staging");
     fixture.node().create_volume(create("v", FOUR, block())).unwrap();
@@ -277,7 +279,7 @@ fn deleting_a_volume_detaches_a_device_that_was_not_unstaged() {
 }
 
 #[test]
-fn a_list_continues_while_volumes_are_created_and_deleted() {
+fn list_continues_despite_concurrent_changes() {
     let fixture = Fixture::new();
     for name in ["b", "d", "f", "h"] {
         fixture.node().create_volume(create(name, FOUR, mount(&[]))).unwrap();
@@ -304,7 +306,7 @@ fn a_list_continues_while_volumes_are_created_and_deleted() {
 }
 
 #[test]
-fn a_list_has_the_nodes_and_conditions_of_volumes() {
+fn list_has_nodes_and_conditions() {
     let fixture = Fixture::new();
     let node = fixture.node();
     let (target, device) = (fixture.target("target"), fixture.target("device"));
@@ -372,7 +374,7 @@ fn a_list_has_the_nodes_and_conditions_of_volumes() {
 }
 
 #[test]
-fn the_capacity_equals_the_largest_volume_that_can_be_created() {
+fn capacity_equals_largest_creatable_volume() {
     let fixture = Fixture::new();
     let node = fixture.node();
     let capacity = node.get_capacity(Default::default()).unwrap();
@@ -408,7 +410,7 @@ fn the_capacity_equals_the_largest_volume_that_can_be_created() {
 
 /// Repeated beside volumes whose sizes leave different remainders.
 #[rstest]
-fn a_volume_of_the_advertised_maximum_size_can_be_created(
+fn volume_of_maximum_size_is_created(
     #[values(Some(VolumeKind::Filesystem), Some(VolumeKind::Block), None)] requested: Option<VolumeKind>,
     #[values("thick", "thin")] provisioning: &str,
 ) {
@@ -472,7 +474,7 @@ fn the_capacity_is_of_this_node() {
 #[case::limit_below_the_unit(0, 4095)]
 #[case::limit_below_the_size(4097, 8191)]
 #[case::more_than_a_file_can_be(i64::MAX, 0)]
-fn sizes_that_a_volume_cannot_have_are_refused(#[case] required: i64, #[case] limit: i64) {
+fn impossible_sizes_are_refused(#[case] required: i64, #[case] limit: i64) {
     let fixture = Fixture::new();
     let refused = fixture.node().create_volume(create_within("v", (required, limit), block()));
     assert_refused(refused, Code::OutOfRange, &[]);
@@ -481,7 +483,7 @@ fn sizes_that_a_volume_cannot_have_are_refused(#[case] required: i64, #[case] li
 }
 
 #[test]
-fn a_default_size_is_within_the_limit() {
+fn default_size_is_within_the_limit() {
     let fixture = Fixture::new();
     let volume = created(fixture.node().create_volume(create_within("v", (0, FOUR + 1), mount(&[]))));
     assert_eq!(volume.capacity_bytes, FOUR);
@@ -489,7 +491,7 @@ fn a_default_size_is_within_the_limit() {
 }
 
 #[test]
-fn a_volume_expands_up_to_the_limit() {
+fn volume_expands_up_to_the_limit() {
     let fixture = Fixture::new();
     let node = fixture.node();
     node.create_volume(create("v", FOUR, block())).unwrap();
@@ -526,7 +528,7 @@ fn a_volume_expands_up_to_the_limit() {
 }
 
 #[test]
-fn validation_confirms_the_properties_of_a_volume() {
+fn validation_confirms_only_actual_properties() {
     let fixture = Fixture::new();
     let node = fixture.node();
     let volume = created(node.create_volume(create("v", FOUR, mount(&[]))));

@@ -25,10 +25,7 @@ enum Fault {
 #[rstest]
 #[case::read_only(Fault::ReadOnly, &["read-only", "remount"])]
 #[case::shut_down(Fault::ShutDown, &["shut down", "kernel log", "mount it again"])]
-fn an_unwritable_file_system_is_reported_until_it_is_writable(
-    #[case] breakage: Fault,
-    #[case] expected_texts: &[&str],
-) {
+fn unwritable_file_system_is_reported(#[case] breakage: Fault, #[case] expected_texts: &[&str]) {
     let (fixture, disk, driver) = Fixture::on_scratch_disk();
     driver.create_volume(create("v", 1 << 20, mount(&[]))).unwrap();
 
@@ -59,8 +56,9 @@ fn an_unwritable_file_system_is_reported_until_it_is_writable(
     fixture.finish();
 }
 
+/// The probe reports that `/dev/loop-control` has no driver.
 #[test]
-fn a_loop_control_without_a_driver_is_reported_and_filesystem_volumes_work() {
+fn filesystem_volumes_work_without_loop_driver() {
     const CONTROL: &str = "/dev/loop-control";
     let fixture = Fixture::with_volume(VolumeKind::Filesystem);
     let nothing = fixture.scratch().join("nothing");
@@ -124,7 +122,7 @@ fn entry(fixture: &Fixture, volume: &str) -> PathBuf {
 }
 
 #[test]
-fn a_directory_that_left_its_project_is_abnormal() {
+fn directory_outside_its_project_is_abnormal() {
     let fixture = Fixture::with_volume(VolumeKind::Filesystem);
     let target = fixture.target("target");
     fixture.node().node_publish_volume(publish("v", &target, mount(&[]))).unwrap();
@@ -155,8 +153,9 @@ fn a_directory_that_left_its_project_is_abnormal() {
     fixture.finish();
 }
 
+/// It cannot be expanded or published for writing, but its remaining part can be read.
 #[test]
-fn a_truncated_image_is_abnormal_and_read_only() {
+fn truncated_image_is_abnormal() {
     let fixture = Fixture::new();
     let four = i64::try_from(4 * MIB).unwrap();
     fixture.volume("v", VolumeKind::Block);
@@ -185,7 +184,7 @@ fn a_truncated_image_is_abnormal_and_read_only() {
 }
 
 #[test]
-fn an_image_deleted_while_its_device_is_in_use_is_abnormal() {
+fn deleted_image_in_use_is_abnormal() {
     let fixture = Fixture::with_volume(VolumeKind::Block);
     let (target, second) = (fixture.target("target"), fixture.target("second"));
     for target in [&target, &second] {
@@ -207,7 +206,7 @@ fn an_image_deleted_while_its_device_is_in_use_is_abnormal() {
 }
 
 #[test]
-fn an_image_replaced_while_its_device_is_in_use_is_abnormal() {
+fn replaced_image_in_use_is_abnormal() {
     let fixture = Fixture::with_volume(VolumeKind::Block);
     let target = fixture.target("target");
     fixture.node().node_publish_volume(publish("v", &target, block())).unwrap();
@@ -226,7 +225,7 @@ fn an_image_replaced_while_its_device_is_in_use_is_abnormal() {
 }
 
 #[test]
-fn unstaging_a_deleted_volume_detaches_its_device() {
+fn unstaging_detaches_device_of_deleted_volume() {
     let mut fixture = Fixture::with_volume(VolumeKind::Block);
     let staging = fixture.target("staging");
     fixture.node().node_stage_volume(stage("v", &staging, block())).unwrap();

@@ -16,7 +16,7 @@ fn refusal(fixture: &Fixture, volume: &str) -> String {
 }
 
 #[test]
-fn a_published_directory_cannot_be_deleted_until_it_is_unpublished() {
+fn published_directory_cannot_be_deleted() {
     let mut fixture = Fixture::with_volume(VolumeKind::Filesystem);
     let (first, second) = (fixture.target("first"), fixture.target("second"));
     for target in [&first, &second] {
@@ -33,7 +33,7 @@ fn a_published_directory_cannot_be_deleted_until_it_is_unpublished() {
 }
 
 #[test]
-fn a_staged_device_cannot_be_deleted_until_it_is_unstaged() {
+fn staged_device_cannot_be_deleted() {
     let fixture = Fixture::with_volume(VolumeKind::Block);
     let (staging, target) = (fixture.target("staging"), fixture.target("target"));
     fixture.node().node_stage_volume(stage("v", &staging, block())).unwrap();
@@ -47,7 +47,7 @@ fn a_staged_device_cannot_be_deleted_until_it_is_unstaged() {
 }
 
 #[test]
-fn a_killed_driver_leaves_no_undeletable_volume() {
+fn killed_driver_leaves_no_undeletable_volume() {
     let fixture = Fixture::without_driver();
     fixture.volume("published", VolumeKind::Filesystem);
     fixture.volume("not", VolumeKind::Filesystem);

@@ -34,7 +34,7 @@ fn wait_for(address: SocketAddr, lines: &[&str]) -> String {
 }
 
 #[test]
-fn metrics_match_the_node_and_the_readme() {
+fn metrics_match_node_and_readme() {
     let mut fixture = Fixture::without_driver();
     let address = fixture.directories.serve_metrics();
     fixture.start_driver();

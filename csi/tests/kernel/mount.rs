@@ -46,7 +46,7 @@ fn publish_and_unpublish_are_idempotent() {
 #[case::hardened(&["nosuid", "nodev", "noexec"], FsFlags::ST_NOSUID | FsFlags::ST_NODEV | FsFlags::ST_NOEXEC)]
 #[case::read_only(&["ro"], FsFlags::ST_RDONLY)]
 #[case::noatime(&["noatime"], FsFlags::ST_NOATIME)]
-fn a_mount_has_the_flags_of_its_class_and_no_others(#[case] flags: &[&str], #[case] expected: FsFlags) {
+fn mount_has_only_requested_flags(#[case] flags: &[&str], #[case] expected: FsFlags) {
     let fixture = Fixture::with_volume(VolumeKind::Filesystem);
     let target = fixture.target("target");
     fixture.node().node_publish_volume(publish("v", &target, mount(flags))).unwrap();
@@ -56,7 +56,7 @@ fn a_mount_has_the_flags_of_its_class_and_no_others(#[case] flags: &[&str], #[ca
 }
 
 #[test]
-fn a_volume_can_be_published_read_only_and_for_writing() {
+fn read_only_and_writable_publications_coexist() {
     let fixture = Fixture::with_volume(VolumeKind::Filesystem);
     let (writer, reader) = (fixture.target("writer"), fixture.target("reader"));
     let read_only = publish_read_only("v", &reader, mount(&[]));
@@ -76,7 +76,7 @@ fn a_volume_can_be_published_read_only_and_for_writing() {
 }
 
 #[test]
-fn publishing_with_other_flags_at_the_same_target_is_refused() {
+fn republishing_with_other_flags_is_refused() {
     let fixture = Fixture::with_volume(VolumeKind::Filesystem);
     fixture.volume("other", VolumeKind::Filesystem);
     let target = fixture.target("target");
@@ -98,7 +98,7 @@ fn publishing_with_other_flags_at_the_same_target_is_refused() {
 }
 
 #[test]
-fn a_volume_expands_while_it_is_in_use() {
+fn volume_expands_while_in_use() {
     let fixture = Fixture::with_volume(VolumeKind::Filesystem);
     let target = fixture.target("target");
     fixture.node().node_publish_volume(publish("v", &target, mount(&[]))).unwrap();
@@ -122,7 +122,7 @@ fn a_volume_expands_while_it_is_in_use() {
 }
 
 #[test]
-fn stats_are_of_the_volume_and_not_of_the_node() {
+fn stats_describe_only_the_volume() {
     let fixture = Fixture::with_volume(VolumeKind::Filesystem);
     let target = fixture.target("target");
     fixture.node().node_publish_volume(publish("v", &target, mount(&[]))).unwrap();
@@ -160,8 +160,9 @@ fn stats_are_of_the_volume_and_not_of_the_node() {
     fixture.finish();
 }
 
+/// The parent directory must exist.
 #[test]
-fn publish_accepts_an_existing_directory_and_rejects_files_and_symlinks() {
+fn target_must_be_an_empty_directory() {
     let fixture = Fixture::with_volume(VolumeKind::Filesystem);
     let publish_at =
         |name: &str| fixture.node().node_publish_volume(publish("v", &fixture.target(name), mount(&[])));
@@ -183,7 +184,7 @@ fn publish_accepts_an_existing_directory_and_rejects_files_and_symlinks() {
 }
 
 #[test]
-fn a_target_that_is_in_use_or_overmounted_is_unpublished_eventually() {
+fn busy_overmounted_target_is_eventually_unpublished() {
     let fixture = Fixture::with_volume(VolumeKind::Filesystem);
     let target = fixture.target("target");
     fixture.node().node_publish_volume(publish("v", &target, mount(&[]))).unwrap();
@@ -201,7 +202,7 @@ fn a_target_that_is_in_use_or_overmounted_is_unpublished_eventually() {
 }
 
 #[test]
-fn a_deleted_volume_can_be_unpublished_but_not_published() {
+fn deleted_volume_can_only_be_unpublished() {
     let fixture = Fixture::new();
     let target = fixture.target("target");
     let node = fixture.node();
@@ -227,7 +228,7 @@ fn a_deleted_volume_can_be_unpublished_but_not_published() {
 }
 
 #[test]
-fn a_single_writer_volume_is_published_at_one_target_at_a_time() {
+fn single_writer_volume_has_one_target() {
     let fixture = Fixture::with_volume(VolumeKind::Filesystem);
     let single = capability(AccessType::Mount(MountVolume::default()), Mode::SingleNodeSingleWriter);
     let (first, second) = (fixture.target("first"), fixture.target("second"));
@@ -244,7 +245,7 @@ fn a_single_writer_volume_is_published_at_one_target_at_a_time() {
 }
 
 #[test]
-fn a_volume_of_another_file_system_or_kind_is_refused() {
+fn other_filesystem_or_kind_is_refused() {
     let fixture = Fixture::with_volume(VolumeKind::Filesystem);
     let target = fixture.target("target");
     let on = |uuid: &str| {

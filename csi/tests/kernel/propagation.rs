@@ -99,8 +99,9 @@ fn a_driver_whose_mounts_appear_on_the_node_starts(#[case] change: fn(&Path)) {
     fixture.finish();
 }
 
+/// It runs in the mount namespace of the node, so it needs no propagation.
 #[test]
-fn a_driver_in_the_namespace_of_a_node_without_shared_mounts_starts() {
+fn driver_starts_without_shared_mounts() {
     let fixture = Fixture::without_driver();
     let pods = fixture.directories.kubelet.join("pods");
     fs::create_dir(&pods).unwrap();

@@ -13,8 +13,9 @@ use crate::driver_process::Process;
 use crate::fixture::{Fixture, MIB, id, read_from, size_of_mount, write_to};
 use crate::support::*;
 
+/// The earlier driver was killed while volumes were published.
 #[test]
-fn a_new_driver_serves_the_volumes_of_a_killed_one() {
+fn new_driver_serves_existing_volumes() {
     let fixture = Fixture::without_driver();
     fixture.volume("f", VolumeKind::Filesystem);
     fixture.volume("b", VolumeKind::Block);
@@ -91,7 +92,7 @@ fn create_and_delete(node: &Client, round: usize, sender: &mpsc::Sender<Known>) 
 }
 
 #[test]
-fn a_volume_is_complete_or_absent_after_the_driver_is_killed() {
+fn killed_driver_leaves_no_partial_volume() {
     let fixture = Fixture::without_driver();
     let (mut there, mut absent) = (BTreeSet::new(), BTreeSet::new());
     for round in 0..8 {
@@ -139,7 +140,7 @@ fn copy(node: &Client, round: usize, sender: &mpsc::Sender<String>) -> Result<()
 }
 
 #[test]
-fn a_copy_is_complete_or_absent_after_the_driver_is_killed() {
+fn killed_driver_leaves_no_partial_copy() {
     let fixture = Fixture::without_driver();
     fixture.volume("f", VolumeKind::Filesystem);
     fixture.volume("b", VolumeKind::Block);

@@ -97,8 +97,9 @@ fn concurrently(fixture: &Fixture, node: &Client, number: usize, rpc: &Rpc) -> S
     format!("{done} OK, {} Aborted", results.len() - done)
 }
 
+/// The calls are repeated, made concurrently and interrupted by the end of the driver.
 #[test]
-fn every_rpc_is_idempotent_safe_concurrently_and_after_a_crash() {
+fn every_rpc_can_be_repeated_safely() {
     let fixture = Fixture::without_driver();
     let driver = Process::start(&fixture.directories);
     let node = driver.connect();

@@ -33,7 +33,7 @@ fn discards(target: &Path) -> u64 {
 #[case::direct(&[("directIO", "required")], 512, false)]
 #[case::thin(&[("provisioning", "thin"), ("logicalBlockSize", "512")], 512, true)]
 #[case::all(&[("provisioning", "thin"), ("logicalBlockSize", "4096"), ("directIO", "required")], 4096, true)]
-fn a_device_has_the_settings_of_its_class(
+fn device_has_settings_of_its_class(
     #[case] parameters: &[(&str, &str)],
     #[case] block_size: u32,
     #[case] thin: bool,
@@ -61,7 +61,7 @@ fn a_device_has_the_settings_of_its_class(
 
 /// The state after a driver was killed between attaching the device and disabling discards.
 #[test]
-fn staging_or_publishing_disables_discards_of_a_device() {
+fn staging_or_publishing_disables_discards() {
     let fixture = Fixture::new();
     let (target, staging) = (fixture.target("target"), fixture.target("staging"));
     fixture.node().create_volume(created_with("v", &[])).unwrap();
@@ -88,11 +88,7 @@ fn staging_or_publishing_disables_discards_of_a_device() {
 #[case::direct_io("directIO", "preferred", "required")]
 #[case::block_size("logicalBlockSize", "512", "4096")]
 #[case::provisioning("provisioning", "thick", "thin")]
-fn a_second_volume_of_a_name_must_have_the_same_settings(
-    #[case] name: &str,
-    #[case] default: &str,
-    #[case] other: &str,
-) {
+fn same_name_with_other_settings_fails(#[case] name: &str, #[case] default: &str, #[case] other: &str) {
     let fixture = Fixture::new();
     let node = fixture.node();
     let volume = node.create_volume(created_with("v", &[])).unwrap().volume;
@@ -114,7 +110,7 @@ fn a_second_volume_of_a_name_must_have_the_same_settings(
 
 /// One StorageClass serves both kinds of volume.
 #[test]
-fn a_filesystem_volume_accepts_the_settings_of_devices() {
+fn filesystem_volume_accepts_device_settings() {
     let fixture = Fixture::new();
     let settings = [("directIO", "required"), ("logicalBlockSize", "4096"), ("provisioning", "thin")];
     let request = wire::CreateVolumeRequest {

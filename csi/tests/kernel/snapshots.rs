@@ -75,7 +75,7 @@ fn unpublish_volume(fixture: &Fixture, volume: &str) {
 #[rstest]
 #[case::directory(VolumeKind::Filesystem)]
 #[case::device(VolumeKind::Block)]
-fn a_snapshot_of_a_volume_in_use_can_be_restored(#[case] kind: VolumeKind) {
+fn snapshot_of_used_volume_is_restorable(#[case] kind: VolumeKind) {
     let mut fixture = Fixture::new();
     fixture.node().create_volume(create("v", FOUR, capability_of(kind))).unwrap();
     let target = publish_volume(&fixture, "v", kind);
@@ -139,7 +139,7 @@ fn a_snapshot_of_a_volume_in_use_can_be_restored(#[case] kind: VolumeKind) {
 }
 
 #[test]
-fn a_copied_directory_has_a_limit_of_its_own() {
+fn copied_directory_has_its_own_limit() {
     let fixture = Fixture::new();
     fixture.node().create_volume(create("v", FOUR, mount(&[]))).unwrap();
     let source = publish_volume(&fixture, "v", VolumeKind::Filesystem);
@@ -164,7 +164,7 @@ fn a_copied_directory_has_a_limit_of_its_own() {
 #[rstest]
 #[case::directory(VolumeKind::Filesystem)]
 #[case::device(VolumeKind::Block)]
-fn a_second_snapshot_or_copy_of_a_name_must_have_the_same_source(#[case] kind: VolumeKind) {
+fn same_name_with_other_source_fails(#[case] kind: VolumeKind) {
     let fixture = Fixture::new();
     let node = fixture.node();
     let capability = || capability_of(kind);
@@ -258,7 +258,7 @@ fn snapshot_without_space_fails_finally() {
 #[case::lines("v\n", Code::NotFound)]
 #[case::nul("v\0", Code::NotFound)]
 #[case::long(&"v".repeat(4096), Code::NotFound)]
-fn ids_that_do_not_exist_are_refused(#[case] source: &str, #[case] code: Code) {
+fn nonexistent_ids_are_refused(#[case] source: &str, #[case] code: Code) {
     let fixture = Fixture::new();
     let node = fixture.node();
     node.create_volume(create("v", FOUR, block())).unwrap();
@@ -281,7 +281,7 @@ fn ids_that_do_not_exist_are_refused(#[case] source: &str, #[case] code: Code) {
 }
 
 #[test]
-fn each_name_has_a_snapshot_of_its_own() {
+fn different_names_have_different_snapshots() {
     let fixture = Fixture::new();
     fixture.node().create_volume(create("v", FOUR, block())).unwrap();
     let longest = "n".repeat(128);
@@ -308,8 +308,9 @@ fn snapshots(fixture: &Fixture, request: wire::ListSnapshotsRequest) -> Vec<Stri
     page.entries.into_iter().map(|entry| entry.snapshot.unwrap().snapshot_id).collect()
 }
 
+/// Snapshots are created and deleted between two pages.
 #[test]
-fn snapshot_pages_do_not_shift_when_others_are_created_or_deleted() {
+fn snapshot_pages_do_not_shift() {
     let fixture = Fixture::new();
     for volume in ["v", "w"] {
         fixture.node().create_volume(create(volume, FOUR, block())).unwrap();
@@ -348,10 +349,11 @@ fn snapshot_pages_do_not_shift_when_others_are_created_or_deleted() {
     fixture.finish();
 }
 
+/// Concurrent requests for a snapshot also create only one.
 #[rstest]
 #[case::directory(VolumeKind::Filesystem)]
 #[case::device(VolumeKind::Block)]
-fn concurrent_calls_create_one_snapshot_or_copy(#[case] kind: VolumeKind) {
+fn concurrent_calls_create_one_copy(#[case] kind: VolumeKind) {
     let fixture = Fixture::new();
     fixture.node().create_volume(create("v", FOUR, capability_of(kind))).unwrap();
     write(&publish_volume(&fixture, "v", kind), 5);
@@ -377,8 +379,9 @@ fn concurrent_calls_create_one_snapshot_or_copy(#[case] kind: VolumeKind) {
     fixture.finish();
 }
 
+/// The settings of the volume do not fit the disk, so no device could be attached.
 #[test]
-fn a_copy_whose_device_cannot_be_attached_is_refused() {
+fn copy_that_cannot_attach_is_refused() {
     let fixture = Fixture::new();
     let parameters =
         [("directIO".to_owned(), "required".to_owned()), ("logicalBlockSize".to_owned(), "512".to_owned())];
@@ -393,7 +396,7 @@ fn a_copy_whose_device_cannot_be_attached_is_refused() {
 }
 
 #[test]
-fn a_snapshot_is_on_the_node_of_its_volume() {
+fn snapshot_on_another_node_is_refused() {
     let fixture = Fixture::new();
     let node = fixture.node();
     node.create_volume(create("v", FOUR, block())).unwrap();
@@ -415,7 +418,7 @@ fn on(node: &str) -> Option<wire::TopologyRequirement> {
 }
 
 #[test]
-fn the_driver_frees_the_space_of_a_deleted_snapshot() {
+fn space_of_deleted_snapshot_is_freed() {
     let fixture = Fixture::new();
     let available = || fixture.node().get_capacity(Default::default()).unwrap().available_capacity;
     fixture.node().create_volume(create("v", 16 * FOUR, block())).unwrap();

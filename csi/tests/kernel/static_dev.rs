@@ -35,7 +35,7 @@ impl Drop for StaticDev {
 }
 
 #[test]
-fn block_volumes_are_published_in_a_static_dev() {
+fn block_volume_works_with_static_dev() {
     let dev = StaticDev::cover();
     let fixture = Fixture::with_volume(VolumeKind::Block);
     fixture.node().wait_until_ready();
@@ -64,8 +64,9 @@ fn block_volumes_are_published_in_a_static_dev() {
     drop(dev);
 }
 
+/// The node of the device is in the `/dev` of an earlier container.
 #[test]
-fn a_device_of_an_earlier_dev_is_recognised_as_published_after_a_restart() {
+fn restarted_driver_recognises_published_device() {
     let first = StaticDev::cover();
     let mut fixture = Fixture::with_volume(VolumeKind::Block);
     let (staging, target, other) =

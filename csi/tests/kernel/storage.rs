@@ -19,8 +19,9 @@ fn bind_mount_at(source: &Path, target: &Path) {
     bind_mount(source.as_fd(), target, MountFlags::default()).unwrap();
 }
 
+/// The driver waits until the file system is mounted at the data directory.
 #[test]
-fn the_driver_waits_for_its_file_system_and_detects_its_loss() {
+fn driver_detects_mount_and_its_loss() {
     let mut fixture = Fixture::without_driver();
     fixture.volume("v", VolumeKind::Filesystem);
     let (here, data) = (path_from("LOOPFS_TEST_XFS"), fixture.scratch().join("data"));
@@ -55,8 +56,9 @@ fn the_driver_waits_for_its_file_system_and_detects_its_loss() {
     fixture.finish();
 }
 
+/// The error names the mount option.
 #[test]
-fn a_file_system_without_quotas_is_refused_with_the_mount_option() {
+fn filesystem_without_quotas_is_refused() {
     let mut fixture = Fixture::without_driver();
     fixture.directories.data = path_from("LOOPFS_TEST_XFS_NOQUOTA");
     let driver = Driver::start(&fixture.directories);
@@ -71,7 +73,7 @@ fn a_file_system_without_quotas_is_refused_with_the_mount_option() {
 }
 
 #[test]
-fn a_file_system_other_than_the_recorded_one_is_refused() {
+fn filesystem_with_other_uuid_is_refused() {
     let mut fixture = Fixture::without_driver();
     let (here, data) = (path_from("LOOPFS_TEST_XFS"), fixture.scratch().join("data"));
     fs::create_dir(&data).unwrap();
@@ -88,8 +90,9 @@ fn a_file_system_other_than_the_recorded_one_is_refused() {
     fixture.finish();
 }
 
+/// The first mount was detached lazily.
 #[test]
-fn a_disk_that_was_lazily_unmounted_and_mounted_again_is_reopened() {
+fn remounted_disk_is_reopened() {
     let (fixture, disk, driver) = Fixture::on_scratch_disk();
     driver.create_volume(create("v", 1 << 20, mount(&[]))).unwrap();
 

@@ -104,14 +104,12 @@ fn assert_storage_failed(driver: &Driver, volume: &str, target: &Path, expected_
     assert!(storage.message.contains(expected_text), "{}", storage.message);
 }
 
+/// The health and the condition of each volume report the failure.
 #[rstest]
 #[case::frozen(Kind::Frozen, "has not ended")]
 #[case::shut_down(Kind::ShutDown, "shut down")]
 #[case::unmounted(Kind::Unmounted, "nothing is mounted there")]
-fn a_storage_failure_is_reported_and_volumes_can_be_unpublished(
-    #[case] kind: Kind,
-    #[case] expected_text: &str,
-) {
+fn volumes_can_be_unpublished_after_failure(#[case] kind: Kind, #[case] expected_text: &str) {
     let (fixture, disk, driver) = Fixture::on_scratch_disk();
     let volumes = publish_volumes(&driver, &fixture, kind);
 
@@ -162,7 +160,7 @@ fn delete_when_free(driver: &Driver, volume: &str) {
 #[case::frozen(Kind::Frozen)]
 #[case::shut_down(Kind::ShutDown)]
 #[case::unmounted(Kind::Unmounted)]
-fn a_driver_without_its_disk_ends_pods(#[case] kind: Kind) {
+fn driver_without_disk_unpublishes_volumes(#[case] kind: Kind) {
     let (fixture, disk, driver) = Fixture::on_scratch_disk();
     let volumes = publish_volumes(&driver, &fixture, kind);
     driver.stop();
@@ -192,7 +190,7 @@ fn a_driver_without_its_disk_ends_pods(#[case] kind: Kind) {
 #[case::frozen(Kind::Frozen)]
 #[case::shut_down(Kind::ShutDown)]
 #[case::unmounted(Kind::Unmounted)]
-fn unpublishing_succeeds_before_the_driver_has_detected_the_failure(#[case] kind: Kind) {
+fn unpublishing_succeeds_before_failure_is_detected(#[case] kind: Kind) {
     let (fixture, disk, driver) = Fixture::on_scratch_disk();
     let volumes = publish_volumes(&driver, &fixture, kind);
     let failure = Failure::begin(kind, &disk);
@@ -222,8 +220,9 @@ fn unstage_when_free(driver: &Driver, fixture: &Fixture, volume: &str) {
     }
 }
 
+/// A frozen disk blocks the process that holds the lock.
 #[test]
-fn unpublishing_does_not_wait_for_locks_of_processes_blocked_by_a_frozen_disk() {
+fn unpublishing_ignores_locks_of_blocked_processes() {
     let (fixture, disk, driver) = Fixture::on_scratch_disk();
     let volumes = publish_volumes(&driver, &fixture, Kind::Frozen);
     driver.create_volume(create("new", 1 << 20, mount(&[]))).unwrap();

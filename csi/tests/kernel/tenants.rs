@@ -71,10 +71,11 @@ enum Unbound {
     AfterTheKill,
 }
 
+/// The pod has unbound its loop device and still has the device node.
 #[rstest]
 #[case::before_the_kill(Unbound::BeforeTheKill)]
 #[case::after_the_kill(Unbound::AfterTheKill)]
-fn no_other_volume_gets_a_pods_index(#[case] unbound: Unbound) {
+fn index_of_pod_is_not_reused(#[case] unbound: Unbound) {
     let fixture = Fixture::without_driver();
     let others: Vec<String> = (0..4).map(|n| format!("other-{n}")).collect();
     for volume in others.iter().map(String::as_str).chain(["tenant"]) {
@@ -203,6 +204,7 @@ impl Ioctl {
     }
 }
 
+/// The condition of the volume reports the change before a new publication repairs it.
 #[rstest]
 #[case::loop_clr_fd(Ioctl::Unbind, "last close")]
 #[case::auto_clear(Ioctl::Status(LoopStatusChange::AutoClear), "last close")]
@@ -211,7 +213,7 @@ impl Ioctl {
 #[case::label(Ioctl::Status(LoopStatusChange::Label), "label")]
 #[case::loop_set_direct_io(Ioctl::BufferedIo, "lost direct I/O")]
 #[case::loop_set_block_size(Ioctl::BlockSize, "4096 granted")]
-fn a_pods_change_is_reported_and_repaired(#[case] ioctl: Ioctl, #[case] reported: &str) {
+fn change_by_pod_is_repaired(#[case] ioctl: Ioctl, #[case] reported: &str) {
     let fixture = Fixture::with_volume(VolumeKind::Block);
     let (target, four) = (fixture.target("target"), i64::try_from(4 * MIB).unwrap());
     let publish = || fixture.node().node_publish_volume(publish("v", &target, block())).map(drop);
@@ -326,7 +328,7 @@ fn kept_descriptors_reach_no_other_volume() {
 
 /// The pod changes the offset while no driver runs. The next driver still knows the device.
 #[test]
-fn an_offset_changed_before_the_start_is_restored() {
+fn offset_changed_before_start_is_restored() {
     let fixture = Fixture::without_driver();
     fixture.volume("v", VolumeKind::Block);
     let target = fixture.target("v");
@@ -352,7 +354,7 @@ fn an_offset_changed_before_the_start_is_restored() {
 
 /// The pod replaces the file while no driver runs.
 #[test]
-fn files_replaced_before_the_start_are_reported() {
+fn files_replaced_before_start_are_reported() {
     let fixture = Fixture::without_driver();
     fixture.volume("v", VolumeKind::Block);
     fixture.volume("other", VolumeKind::Block);

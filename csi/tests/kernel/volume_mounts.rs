@@ -14,7 +14,7 @@ use crate::support::*;
 #[rstest]
 #[case::directory(VolumeKind::Filesystem)]
 #[case::image(VolumeKind::Block)]
-fn a_volume_has_the_mount_points_of_its_publications(#[case] kind: VolumeKind) {
+fn publications_are_listed_as_mount_points(#[case] kind: VolumeKind) {
     let fixture = Fixture::with_volume(kind);
     let capability = || if kind == VolumeKind::Block { block() } else { mount(&[]) };
     fixture.volume("other", kind);
@@ -34,8 +34,9 @@ fn a_volume_has_the_mount_points_of_its_publications(#[case] kind: VolumeKind) {
     fixture.finish();
 }
 
+/// A pod mounts a file and a device node with the name of the volume's loop device.
 #[test]
-fn mounts_of_files_and_nodes_of_a_tenant_are_no_publications() {
+fn decoy_mounts_are_no_publications() {
     let fixture = Fixture::with_volume(VolumeKind::Block);
     let target = fixture.target("target");
     fixture.node().node_publish_volume(publish("v", &target, block())).unwrap();
@@ -62,8 +63,9 @@ fn mounts_of_files_and_nodes_of_a_tenant_are_no_publications() {
     fixture.finish();
 }
 
+/// A directory that is not a mount point is refused too.
 #[test]
-fn only_a_mount_point_with_enforced_project_quotas_has_them() {
+fn mount_without_project_quotas_is_refused() {
     require_project_quotas(&path_from("LOOPFS_TEST_XFS")).unwrap();
     let scratch = tempfile::tempdir_in(path_from("LOOPFS_TEST_XFS")).unwrap();
     for (path, reason) in [

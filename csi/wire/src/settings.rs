@@ -110,13 +110,13 @@ mod tests {
     }
 
     #[test]
-    fn pairs_are_the_settings_without_other_parameters() {
+    fn pairs_contain_only_the_settings() {
         let parsed = parse(&[("provisioning", "thin"), ("csi.storage.k8s.io/fstype", "xfs")]).unwrap();
         assert_eq!(*parsed.pairs(), [("provisioning".to_owned(), "thin".to_owned())].into());
     }
 
     #[test]
-    fn the_error_lists_all_invalid_parameters_and_the_allowed_ones() {
+    fn error_lists_invalid_and_allowed_parameters() {
         let error = parse(&[("typo", ""), ("bytesPerInode", "x"), ("fsType", "ext4"), ("directIO", "off")]);
         let error = error.unwrap_err().to_string();
         let (complaints, allowed) = error.split_once("; allowed: ").unwrap();
@@ -135,7 +135,7 @@ mod tests {
 
     /// external-provisioner adds the last three to a request, so a class does not have them.
     #[test]
-    fn parameters_of_kubernetes_and_its_sidecars_are_accepted() {
+    fn parameters_of_kubernetes_are_accepted() {
         let plain = parse(&[("provisioning", "thin")]).unwrap();
         for fstype in ["", "xfs"] {
             let of_class = [

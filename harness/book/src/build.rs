@@ -73,25 +73,25 @@ mod tests {
     }
 
     #[test]
-    fn a_book_with_all_pages_is_built() {
+    fn book_with_all_pages_is_built() {
         built(&[("SUMMARY.md", "# Summary\n- [A](a.md)\n"), ("a.md", "# A\n[itself](a.md#a)\n")]).unwrap();
     }
 
     #[test]
-    fn a_page_that_the_summary_lacks_is_an_error() {
+    fn page_missing_in_summary_is_refused() {
         let files = [("SUMMARY.md", "# Summary\n- [A](a.md)\n"), ("a.md", "# A\n"), ("b.md", "# B\n")];
         let error = format!("{:#}", built(&files).unwrap_err());
         assert!(error.ends_with("add these pages to SUMMARY.md, or remove them: b.md"), "{error}");
     }
 
     #[test]
-    fn a_page_that_does_not_exist_is_an_error() {
+    fn nonexistent_page_in_summary_is_refused() {
         let files = [("SUMMARY.md", "# Summary\n- [A](a.md)\n- [B](b.md)\n"), ("a.md", "# A\n")];
         assert!(format!("{:#}", built(&files).unwrap_err()).contains("b.md"));
     }
 
     #[test]
-    fn a_warning_of_mdbook_is_an_error() {
+    fn mdbook_warning_fails_the_build() {
         let page = "# A\n[itself](a.md) <b>not closed\n";
         let files = [("SUMMARY.md", "# Summary\n- [A](a.md)\n"), ("a.md", page)];
         let error = built(&files).unwrap_err().to_string();

@@ -42,7 +42,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_links_that_leave_the_book_are_rewritten() {
+    fn only_links_outside_book_are_rewritten() {
         let page = "[a](b.md#c) [d](../../e/f.md#g),\n```\n[h](../../i.md)\n```\n![j](k.svg) [l](../notes/m.md) \
                     [n](https://o.p)\n";
         let rewritten = "[a](b.md#c) [d](https://x/e/f.md#g),\n```\n[h](../../i.md)\n```\n![j](k.svg) \

@@ -62,7 +62,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn blocks_lose_the_indentation_of_their_fence() {
+    fn blocks_lose_indentation_of_their_fence() {
         let text = "a\n```console\n$ b\n```\n1. c\n\n   ```\n   d\n     e\n   ```\n";
         let block = |language: &str, lines: &[&str]| Block {
             language: language.to_owned(),
@@ -72,7 +72,7 @@ mod tests {
     }
 
     #[test]
-    fn the_table_of_a_heading_ends_with_its_last_row() {
+    fn table_ends_with_its_last_row() {
         let text = "| x |\n|---|\n| 0 |\n## A\ntext\n\n| name | value |\n|---|---|\n| `a` | 1 |\n| b |  |\n\n| y |\n## B\n";
         assert_eq!(table(text, "## A"), [["`a`", "1"], ["b", ""]]);
         assert_eq!(code("`a`"), "a");

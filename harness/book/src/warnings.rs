@@ -48,7 +48,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn warnings_and_errors_are_collected_and_other_events_are_not() {
+    fn only_warnings_and_errors_are_collected() {
         let (result, found) = collect(|| {
             tracing::info!("an information");
             tracing::warn!(page = "a.md", "a warning with {}", 1);

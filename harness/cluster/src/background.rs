@@ -233,15 +233,16 @@ fn parse_start_time(stat: &str) -> Option<u64> {
 mod tests {
     use super::*;
 
+    /// A zombie has no start time.
     #[test]
-    fn the_start_time_is_parsed_after_any_process_name() {
+    fn start_time_is_parsed_despite_parentheses() {
         let stat = "7 (a) b (c)) S 1 7 7 0 -1 4194560 1 2 3 4 5 6 7 8 20 0 1 0 4242 10 11 0";
         assert_eq!(parse_start_time(stat), Some(4242));
         assert_eq!(parse_start_time(&stat.replace(") S", ") Z")), None);
     }
 
     #[test]
-    fn a_record_with_another_start_time_is_not_alive() {
+    fn record_with_other_start_is_dead() {
         let mut record = Record::of_this_process("kubeconfig".into(), "kubectl".into()).unwrap();
         assert!(record.is_alive());
         record.started += 1;

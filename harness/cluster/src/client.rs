@@ -43,7 +43,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn a_server_on_the_loopback_is_reached_without_the_proxy_of_the_environment() {
+    async fn loopback_server_is_reached_without_proxy() {
         // The environment of this process cannot be changed safely, so the check runs in a child with this variable.
         Program::new(std::env::current_exe().unwrap())
             .args(["--exact", "--ignored", "client::tests::with_a_proxy"])
@@ -54,7 +54,7 @@ mod tests {
     }
 
     #[tokio::test]
-    #[ignore = "the test a_server_on_the_loopback_is_reached_without_the_proxy_of_the_environment runs it with a proxy"]
+    #[ignore = "the test loopback_server_is_reached_without_proxy runs it with a proxy"]
     async fn with_a_proxy() {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let server = format!("http://{}", listener.local_addr().unwrap());
@@ -83,7 +83,7 @@ mod tests {
     }
 
     #[test]
-    fn addresses_and_the_name_of_the_loopback_are_recognised() {
+    fn loopback_addresses_and_name_are_recognised() {
         for (host, expected) in [
             ("127.0.0.1", true),
             ("127.88.0.10", true),

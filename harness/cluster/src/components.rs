@@ -218,8 +218,9 @@ pub(crate) fn flag(name: &str, path: &Path) -> OsString {
 mod tests {
     use super::*;
 
+    /// The API server also rejects anonymous requests.
     #[test]
-    fn components_listen_only_on_loopback_and_reject_anonymous_requests() {
+    fn components_listen_only_on_loopback() {
         let layout = Layout::new("/c".as_ref(), "/l".as_ref());
         let args = api_server(&layout, "127.0.0.1:21000".parse().unwrap(), ClusterProfile::Default);
         for flag in ["--bind-address=127.0.0.1", "--anonymous-auth=false", "--authorization-mode=Node,RBAC"] {

@@ -155,7 +155,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_process_of_a_task_is_found() {
+    fn process_of_task_is_found() {
         let tasks = "TASK    PID     STATUS\nabc1    4321    RUNNING\nabc     1234    RUNNING\n";
         assert_eq!((pid_of(tasks, "abc"), pid_of(tasks, "ab")), (Some(1234), None));
     }

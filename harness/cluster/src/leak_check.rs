@@ -124,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn all_mounts_of_the_file_system_are_listed_and_no_others() {
+    fn only_mounts_of_filesystem_are_listed() {
         let text = "20 1 254:0 / / rw - ext4 /dev/vda rw\n\
                     22 1 0:5 / /proc rw - proc proc rw\n\
                     90 1 8:1 / /data rw - xfs /dev/vdb rw\n\

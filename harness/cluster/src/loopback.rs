@@ -111,7 +111,7 @@ mod tests {
     }
 
     #[test]
-    fn a_number_is_free_after_its_cluster_ended() {
+    fn ended_cluster_frees_its_number() {
         let one = take("free");
         let address = one.api_server();
         drop(one);
@@ -119,7 +119,7 @@ mod tests {
     }
 
     #[test]
-    fn a_number_whose_port_is_in_use_is_skipped() {
+    fn number_with_used_port_is_skipped() {
         let one = LoopbackLease::take().unwrap();
         let address = one.api_server();
         let _listener = TcpListener::bind(address).unwrap();

@@ -233,7 +233,7 @@ mod tests {
                        ---\nkind: ConfigMap\napiVersion: v1\nmetadata: {name: b, namespace: n}\n---\n";
 
     #[test]
-    fn a_namespace_comes_before_what_is_in_it_and_pods_come_last() {
+    fn namespaces_come_first_and_pods_last() {
         let dir = tempfile::tempdir().unwrap();
         for (file, kind) in [("a.yaml", "DaemonSet"), ("b.yaml", "Namespace"), ("c.yaml", "ServiceAccount")] {
             let text = format!("{{apiVersion: v1, kind: {kind}, metadata: {{name: {kind}}}}}\n");
@@ -245,8 +245,9 @@ mod tests {
         assert_eq!(names, ["Namespace", "ServiceAccount", "DaemonSet"]);
     }
 
+    /// The containers belong to a DaemonSet or a Deployment.
     #[test]
-    fn every_container_of_the_daemon_set_and_the_deployment_gets_the_image() {
+    fn every_container_gets_the_image() {
         let of = |kind: &str| {
             format!(
                 "{{kind: {kind}, apiVersion: apps/v1, metadata: {{name: d}}, spec: {{template: {{spec: {{containers: \
@@ -264,7 +265,7 @@ mod tests {
     }
 
     #[test]
-    fn the_objects_of_other_manifests_are_left_out() {
+    fn objects_of_other_manifests_are_excluded() {
         let all = Manifests { objects: parse(TWO).unwrap() };
         let first = Manifests { objects: all.objects[..1].to_vec() };
         let names: Vec<_> = all.without(&first).objects.iter().map(ResourceExt::name_any).collect();
@@ -272,8 +273,9 @@ mod tests {
         assert!(all.without(&all).objects.is_empty());
     }
 
+    /// If there is no such object, the error has the kind.
     #[test]
-    fn the_only_object_of_a_kind_is_found_and_a_missing_one_named() {
+    fn only_object_of_kind_is_found() {
         let manifests = Manifests { objects: parse(TWO).unwrap() };
         let driver: k8s_openapi::api::storage::v1::CSIDriver = manifests.only("CSIDriver").unwrap();
         assert_eq!(driver.name_any(), "a.example");

@@ -76,7 +76,7 @@ mod tests {
     }
 
     #[test]
-    fn a_mount_is_parsed_with_its_peer_group() {
+    fn mount_is_parsed_with_peer_group() {
         let line = "90 1 8:1 /kubelet /var/lib/kubelet rw,nodev master:3 shared:7 - xfs /dev/vdb rw,prjquota";
         let mount = last(line).unwrap();
         let fields = [&mount.device, &mount.root, &mount.target].map(String::as_str);
@@ -86,8 +86,9 @@ mod tests {
         assert_eq!(private.peers, None);
     }
 
+    /// They have a namespace, an empty source or options with spaces.
     #[test]
-    fn namespaces_sources_without_a_name_and_options_with_spaces_are_parsed() {
+    fn unusual_mount_rows_are_parsed() {
         for line in [
             "90 1 0:4 net:[4026531840] /run/netns/a rw shared:5 - nsfs nsfs rw",
             "91 1 0:40 / /tmp rw -  tmpfs  rw",
@@ -98,7 +99,7 @@ mod tests {
     }
 
     #[test]
-    fn a_row_that_cannot_be_understood_is_quoted() {
+    fn malformed_row_is_quoted_in_error() {
         for line in [
             "",
             "90 1 8:1",
@@ -114,7 +115,7 @@ mod tests {
     }
 
     #[test]
-    fn a_table_without_a_root_is_refused() {
+    fn table_without_root_is_refused() {
         assert!(parse("").unwrap_err().to_string().contains("no mount at /"));
     }
 }

@@ -115,8 +115,9 @@ mod tests {
     const DEADLINE: Duration = Duration::from_secs(600);
 
     // One test, because the machines are those of the whole process.
+    /// The error has the cause, and the end of a machine by its owner fails no wait.
     #[tokio::test]
-    async fn every_wait_ends_with_the_cause_when_a_machine_ends_and_not_when_its_owner_ended_it() {
+    async fn waits_fail_when_machine_ends_unexpectedly() {
         // No connection to this listener is accepted, so the API server never responds.
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let server = format!("http://{}", listener.local_addr().unwrap());

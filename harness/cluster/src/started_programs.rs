@@ -99,7 +99,7 @@ mod tests {
 ";
 
     #[test]
-    fn each_program_is_listed_with_the_process_that_started_it() {
+    fn programs_are_listed_with_starting_process() {
         let started = parse(TRACE).unwrap();
         let started: Vec<_> =
             started.iter().map(|it| (it.by.as_str(), it.path.as_str(), it.name())).collect();
@@ -112,7 +112,7 @@ mod tests {
     }
 
     #[test]
-    fn a_line_that_cannot_be_parsed_is_an_error() {
+    fn malformed_line_is_refused() {
         for line in [
             "x-1 [0] 1: task_rename: pid=1",
             "x-1 [0] 1: sched_process_exec: pid=1",
@@ -123,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn a_trace_with_lost_events_is_not_complete() {
+    fn trace_with_lost_events_is_incomplete() {
         let stats = "entries: 5\noverrun: 0\ncommit overrun: 0\ndropped events: 0\n";
         assert!(is_complete(stats) && is_complete(&stats.repeat(2)));
         assert!(!is_complete(&format!("{stats}{}", stats.replace("overrun: 0", "overrun: 12"))));

@@ -52,8 +52,9 @@ impl LogFile {
 mod tests {
     use super::*;
 
+    /// Only one older file is kept.
     #[test]
-    fn a_full_log_is_renamed_and_no_line_is_split() {
+    fn full_log_rotates_between_lines() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("kubelet.log");
         let mut log = LogFile::with_limit(&path, 10).unwrap();

@@ -49,7 +49,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn has_alias_matches_each_whole_alias_of_a_module() {
+    fn has_alias_matches_whole_aliases() {
         let module =
             b"ELF\0license=GPL\0alias=devname:loop-control\0alias=char-major-10-237\0depends=\0name=loop\0";
         assert!(has_alias(module, "char-major-10-237") && has_alias(module, "devname:loop-control"));

@@ -176,7 +176,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn mount_points_are_those_of_the_type_in_their_order() {
+    fn mount_points_are_selected_by_type() {
         let mountinfo = "\
 21 1 253:0 / / rw,noatime shared:1 - ext4 /dev/vda rw
 30 21 253:16 / /data rw,nodev shared:5 - xfs /dev/vdb rw,prjquota

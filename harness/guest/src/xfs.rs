@@ -79,7 +79,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_entry_is_a_file_system_in_use_except_the_statistics() {
+    fn stats_entry_is_no_filesystem() {
         let directory = tempfile::tempdir().unwrap();
         assert_eq!(in_use(&directory.path().join("missing")), Vec::<String>::new());
         for name in ["stats", "vda"] {

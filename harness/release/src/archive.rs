@@ -45,8 +45,9 @@ mod tests {
 
     use super::*;
 
+    /// The archives have the same bytes.
     #[test]
-    fn the_order_and_the_dates_of_the_files_do_not_change_the_archive() {
+    fn file_order_and_dates_are_irrelevant() {
         let directory = tempfile::tempdir().unwrap();
         let file = |name: &str| {
             let path = directory.path().join(name);

@@ -188,8 +188,9 @@ mod tests {
         path
     }
 
+    /// The error has the program and the offset of the first different byte.
     #[test]
-    fn archives_that_differ_are_refused_with_the_program_and_the_offset() {
+    fn different_archives_are_refused() {
         let directory = tempfile::tempdir().unwrap();
         let one = archive(directory.path(), "one", "content");
         compare(&one, &archive(directory.path(), "same", "content")).unwrap();
@@ -198,7 +199,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_copy_has_new_files_and_no_ignored_ones() {
+    async fn copy_excludes_only_ignored_files() {
         let directory = tempfile::tempdir().unwrap();
         let (root, copy) = (directory.path().join("checkout"), directory.path().join("copy"));
         fs::create_dir_all(root.join("src")).unwrap();

@@ -152,8 +152,9 @@ mod tests {
         fs::read_to_string(root.join(path)).unwrap()
     }
 
+    /// It runs as a user of its own, whose group owns its directories.
     #[test]
-    fn the_provisioner_is_a_user_without_capabilities() {
+    fn provisioner_runs_without_capabilities() {
         let unit = read("csi/debian/loopfs-provisioner.service");
         assert!(unit.lines().any(|line| line == "CapabilityBoundingSet="));
         assert!(values(&unit, "CapabilityBoundingSet").is_empty());
@@ -186,7 +187,7 @@ mod tests {
 
     /// An option that only one of the two has is easily forgotten in the other.
     #[test]
-    fn each_service_has_the_options_of_its_container() {
+    fn service_and_container_options_match() {
         // The services have their names in the environment, and no kubelet probes them.
         const OF_THE_CONTAINER: [&str; 3] = ["--driver-name", "--node-name", "--probe-address"];
         let manifest = read("csi/deploy/daemonset.yaml");
@@ -209,8 +210,9 @@ mod tests {
         }
     }
 
+    /// No setting of its unit creates a private mount namespace.
     #[test]
-    fn no_setting_gives_the_driver_a_mount_namespace_of_its_own() {
+    fn driver_shares_host_mount_namespace() {
         let unit = read("csi/debian/loopfs-csi.service");
         let isolating =
             ["Private", "Protect", "ReadOnly", "ReadWrite", "Inaccessible", "Bind", "Root", "TemporaryFile"];
@@ -220,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn each_commented_setting_of_the_services_has_their_default() {
+    fn commented_settings_have_default_values() {
         let settings = read("csi/debian/default");
         let units = ["csi", "provisioner"].map(|name| read(&format!("csi/debian/loopfs-{name}.service")));
         let defaults: Vec<&str> = units.iter().flat_map(|unit| values(unit, "Environment")).collect();

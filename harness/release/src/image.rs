@@ -132,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn an_image_that_is_too_large_is_refused_with_its_platform() {
+    fn too_large_image_is_refused() {
         check_sizes(&digests(MAX_SIZE)).unwrap();
         let error = check_sizes(&digests(MAX_SIZE + 1)).unwrap_err().to_string();
         assert!(error.contains("linux/arm64") && error.contains("15000001"), "{error}");

@@ -57,7 +57,7 @@ mod tests {
     #[case("Unreleased", None)]
     #[case("1.1", None)]
     #[case("2.0.0", None)]
-    fn a_section_ends_at_the_next_version(#[case] version: &str, #[case] expected: Option<&str>) {
+    fn section_ends_at_next_version(#[case] version: &str, #[case] expected: Option<&str>) {
         assert_eq!(section(CHANGELOG, version), expected);
     }
 }

@@ -81,7 +81,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_list_of_dependencies_has_the_crate_of_the_program() {
+    fn dependency_list_includes_the_program() {
         let text = r#"{"packages":[
             {"name":"csi","version":"0.1.0","source":"local","dependencies":[1],"root":true},
             {"name":"tokio","version":"1.0.0","source":"registry"}
@@ -95,7 +95,7 @@ mod tests {
     }
 
     #[test]
-    fn a_program_without_the_list_is_refused() {
+    fn program_without_dependency_list_is_refused() {
         // This test program has none.
         let program = std::fs::read(std::env::current_exe().unwrap()).unwrap();
         let error = ProgramInfo::read(&program).unwrap_err().to_string();

@@ -190,8 +190,9 @@ mod tests {
         run(&["commit", "--quiet", "--message", "a"]).await;
     }
 
+    /// The error lists the changed files.
     #[tokio::test]
-    async fn a_checkout_with_changes_is_refused_with_the_files() {
+    async fn changed_checkout_is_refused() {
         let directory = tempfile::tempdir().unwrap();
         repository(directory.path()).await;
         require_clean(directory.path()).await.unwrap();
@@ -210,8 +211,9 @@ mod tests {
         assert!(error.contains("git tag --delete v1.2.3"), "{error}");
     }
 
+    /// A chart with the version of the workspace is packed with the manifests.
     #[tokio::test]
-    async fn the_chart_must_have_the_version_of_the_workspace_and_contains_the_manifests() {
+    async fn chart_with_another_version_is_refused() {
         let directory = tempfile::tempdir().unwrap();
         let (root, target) = (directory.path().join("checkout"), directory.path().join("release"));
         fs::create_dir_all(&target).unwrap();

@@ -61,7 +61,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_version_is_that_of_the_workspace() {
+    fn version_matches_the_workspace() {
         let root = Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().nth(2).unwrap();
         assert_eq!(version(root).unwrap(), env!("CARGO_PKG_VERSION"));
     }

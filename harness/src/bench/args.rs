@@ -169,8 +169,9 @@ pub(super) fn parse(line: &str) -> Result<Args> {
 mod tests {
     use super::*;
 
+    /// Benchmarks without a cluster run first.
     #[test]
-    fn without_a_name_all_benchmarks_run_and_those_without_a_cluster_are_first() {
+    fn all_benchmarks_run_by_default() {
         let all = parse("").unwrap().benches();
         assert_eq!(
             (all.len(), all[0], *all.last().unwrap()),
@@ -180,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn options_of_a_benchmark_need_its_name() {
+    fn option_needs_name_of_its_benchmark() {
         assert!(parse("node --part losetup --volumes 5").is_ok());
         assert!(parse("scale --part fleet").is_ok());
         for (line, owner) in [
@@ -195,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn a_comparison_has_files_and_a_factor_above_one() {
+    fn comparison_needs_files_and_valid_factor() {
         let args = parse("loop --compare a.json --compare b.json").unwrap();
         assert_eq!((args.compare.len(), args.factor), (2, 1.1));
         assert_eq!(parse("--compare a.json --results c.json --factor 2").unwrap().factor, 2.0);

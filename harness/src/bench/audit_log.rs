@@ -111,8 +111,9 @@ mod tests {
 {"verb":"watch","user":{"username":"a"},"objectRef":{"resource":"events"}}
 {"verb":"create","user":{"username":"a"},"objec"#;
 
+    /// The counts are those of one user.
     #[test]
-    fn each_kind_of_request_of_a_user_is_counted_apart() {
+    fn requests_are_counted_by_kind() {
         let requests = count(LOG, "a").unwrap();
         assert_eq!(requests, Requests { reads: 2, watches: 1, writes: 2, event_writes: 1 });
         assert_eq!(requests.all(), 6);
@@ -121,7 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn an_offset_after_the_end_of_the_log_is_an_error() {
+    fn offset_beyond_log_end_is_refused() {
         let file = tempfile::NamedTempFile::new().unwrap();
         std::fs::write(file.path(), LOG).unwrap();
         let log = AuditLog(file.path().to_owned());

@@ -247,7 +247,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_claim_has_a_number_only_in_its_own_batch() {
+    fn foreign_claim_has_no_batch_number() {
         let volume = |claim: &str| -> PersistentVolume {
             serde_json::from_value(json!({"metadata": {}, "spec": {"claimRef": {"name": claim}}})).unwrap()
         };
@@ -258,8 +258,9 @@ mod tests {
         assert_eq!(claim_name(&PersistentVolume::default()), None);
     }
 
+    /// A claim whose volume was not deleted is omitted.
     #[test]
-    fn deletion_times_omit_a_claim_without_a_volume() {
+    fn deletion_times_need_both_events() {
         let requested_at = Instant::now();
         let at = |milliseconds| requested_at + Duration::from_millis(milliseconds);
         let claims = BTreeMap::from([(0, at(10)), (1, at(20)), (2, at(30))]);

@@ -126,7 +126,7 @@ mod tests {
     }
 
     #[test]
-    fn thresholds_are_met_up_to_their_bounds() {
+    fn thresholds_are_met_at_their_bounds() {
         for bench in Bench::value_variants() {
             for requirement in (bench.entry().requirements)(&parse("").unwrap()) {
                 for (excess, expected) in [(1.0, true), (1.01, false)] {
@@ -151,7 +151,7 @@ mod tests {
     #[case("io", 8)]
     #[case("io --kernel trixie", 4)]
     #[case("rpc", 8)]
-    fn a_part_has_only_its_own_thresholds(#[case] line: &str, #[case] expected: usize) {
+    fn part_has_only_its_thresholds(#[case] line: &str, #[case] expected: usize) {
         let args = parse(line).unwrap();
         assert_eq!((args.bench.unwrap().entry().requirements)(&args).len(), expected);
     }

@@ -180,7 +180,7 @@ mod tests {
     #[case::higher_rate("claims/s", 2.0, Verdict::Better)]
     #[case::lower_rate("claims/s", 0.5, Verdict::Worse)]
     #[case::overlapping_samples("us", 1.2, Verdict::Unchanged)]
-    fn the_verdict_depends_on_the_direction_and_the_unit(
+    fn verdict_depends_on_direction_and_unit(
         #[case] unit: &str,
         #[case] factor: f64,
         #[case] verdict: Verdict,
@@ -191,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn a_significant_change_within_the_factor_is_not_worse() {
+    fn change_within_factor_is_not_worse() {
         let (old, new) = (run("us", &FAST), run("us", &times(2.0)));
         assert_eq!(Comparison::of(&old, &new, 2.5).changes[0].verdict, Verdict::Unchanged);
         assert_eq!(Comparison::of(&old, &new, 1.9).changes[0].verdict, Verdict::Worse);
@@ -204,8 +204,9 @@ mod tests {
         assert_eq!(comparison.changes[0].ratio(), Some(100.0));
     }
 
+    /// A row that stays zero is unchanged.
     #[test]
-    fn a_row_that_was_zero_is_worse_and_one_that_stays_zero_is_unchanged() {
+    fn growth_from_zero_is_worse() {
         let zero = run("us", &[0.0; 12]);
         assert_eq!(Comparison::of(&zero, &run("us", &[1.0; 12]), 1.1).changes[0].verdict, Verdict::Worse);
         let same = &Comparison::of(&zero, &zero, 1.1).changes[0];
@@ -213,7 +214,7 @@ mod tests {
     }
 
     #[test]
-    fn rows_of_one_run_alone_are_listed() {
+    fn rows_of_one_run_are_listed() {
         let other = Results::of("loop", vec![Row::of("theirs", 10, "us", FAST).unwrap()]);
         let comparison = Comparison::of(&run("us", &FAST), &other, 1.1);
         let verdicts: Vec<Verdict> = comparison.changes.iter().map(|change| change.verdict).collect();
@@ -224,7 +225,7 @@ mod tests {
     }
 
     #[test]
-    fn the_table_has_both_medians_the_ratio_and_the_verdict() {
+    fn table_has_medians_ratio_and_verdict() {
         let table = report::changes(&Comparison::of(&run("us", &FAST), &run("us", &times(2.0)), 1.1));
         let line = table.lines().nth(1).unwrap();
         let words: Vec<&str> = line.split_whitespace().collect();
@@ -234,8 +235,9 @@ mod tests {
         ));
     }
 
+    /// Another machine, another kind of run and a failure each cause a warning.
     #[test]
-    fn other_machines_kinds_of_runs_and_failures_are_warnings() {
+    fn incomparable_runs_have_warnings() {
         let old = run("us", &FAST);
         assert_eq!(Comparison::of(&old, &old, 1.1).warnings, Vec::<String>::new());
         let mut new = Results::new(Source::default(), true);

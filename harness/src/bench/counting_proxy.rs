@@ -147,7 +147,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn only_bytes_from_the_server_are_counted() {
+    async fn only_server_bytes_are_counted() {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let proxy = CountingProxy::start(listener.local_addr().unwrap()).await.unwrap();
         let request = async {
@@ -163,7 +163,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_client_that_receives_without_pause_is_never_quiet() {
+    async fn constantly_receiving_client_is_never_quiet() {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let proxy = CountingProxy::start(listener.local_addr().unwrap()).await.unwrap();
         let received = Arc::clone(&proxy.received);

@@ -198,7 +198,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_program_and_both_totals_have_rows() {
+    fn programs_and_totals_have_rows() {
         let mut samples = Samples::default();
         add_memory(&mut samples, 0, [30, 20], [10, 20, 20]);
         let rows: Vec<_> = samples.rows().into_iter().map(|row| (row.name, row.median)).collect();
@@ -214,8 +214,9 @@ mod tests {
         assert_eq!(rows, expected.map(|(name, value)| (name.to_owned(), value)));
     }
 
+    /// An absent file is an error.
     #[test]
-    fn sizes_are_summed_and_an_absent_file_is_an_error() {
+    fn sizes_are_summed() {
         let directory = tempfile::tempdir().unwrap();
         let files = ["a", "b"].map(|name| directory.path().join(name));
         std::fs::write(&files[0], [0; 10]).unwrap();

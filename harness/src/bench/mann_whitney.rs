@@ -128,26 +128,27 @@ mod tests {
     }
 
     #[test]
-    fn the_approximation_has_the_known_value_of_an_example() {
+    fn approximation_matches_known_example() {
         let ranks = Ranks::of(&[19.0, 22.0, 16.0, 29.0, 24.0], &[20.0, 11.0, 17.0, 12.0]);
         assert!(is_near(ranks.approximate(), 0.111_346_886_533), "{}", ranks.approximate());
     }
 
     // U is 2.5, and the variance 79 / 7 with these ties, so z is 5 / sqrt(79 / 7).
     #[test]
-    fn ties_lower_the_variance_of_the_approximation() {
+    fn ties_lower_the_variance() {
         let computed = probability(&[1.0, 2.0, 2.0, 3.0], &[2.0, 3.0, 4.0, 5.0]).unwrap();
         assert!(is_near(computed, 0.136_658_248), "{computed}");
     }
 
+    /// An empty sample has no probability.
     #[test]
-    fn equal_samples_do_not_differ_and_an_empty_one_is_undecided() {
+    fn equal_samples_do_not_differ() {
         assert_eq!(probability(&[3.0; 8], &[3.0; 5]), Some(1.0));
         assert_eq!(probability(&[], &[3.0]), None);
     }
 
     #[test]
-    fn the_orders_of_every_size_are_all_counted() {
+    fn counted_orders_match_binomial_coefficients() {
         // 20 over 10, and 40 over 20.
         assert!(is_near(orders_by_u((10, 10)).iter().sum(), 184_756.0));
         let most: f64 = orders_by_u((20, 20)).iter().sum();
@@ -155,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn samples_of_five_can_be_significant_and_of_four_cannot() {
+    fn significance_needs_five_samples() {
         let smallest = |size| smallest_probability(size, size).unwrap();
         assert!(smallest(5) < 0.01 && smallest(4) > 0.01, "{} {}", smallest(5), smallest(4));
         assert!(smallest_probability(200, 200).unwrap() < 1e-6);

@@ -196,7 +196,7 @@ mod tests {
 "#;
 
     #[test]
-    fn processors_have_their_model_name_or_part_number() {
+    fn processors_have_model_or_part_number() {
         let named = "processor\t: 0\nmodel name\t: A B\n\nprocessor\t: 1\nmodel name\t: A B\n";
         assert_eq!(processors(named), ("A B", 2));
         assert_eq!(processors("processor\t: 0\nCPU part\t: 0xd0c\n"), ("0xd0c", 1));
@@ -214,7 +214,7 @@ mod tests {
     }
 
     #[test]
-    fn a_row_has_the_median_and_the_99th_percentile() {
+    fn row_has_median_and_99th_percentile() {
         let row = |values: &[f64]| Row::of("x", 1, "s", values.to_vec()).map(|row| (row.median, row.p99));
         assert_eq!(row(&[3.0, 1.0, 2.0]), Some((2.0, 3.0)));
         assert_eq!(row(&[4.0, 1.0]), Some((2.5, 4.0)));
@@ -233,8 +233,9 @@ mod tests {
         assert_eq!(rows, [("ours", 10, 2.0, 2), ("ours", 20, 5.0, 1)]);
     }
 
+    /// A row with few samples keeps all of them.
     #[test]
-    fn a_row_keeps_all_samples_or_some_that_are_evenly_spread() {
+    fn row_thins_out_many_samples_evenly() {
         let kept = |count: u32| Row::of("x", 1, "s", (0..count).map(f64::from)).unwrap().samples;
         assert_eq!(kept(3), [0.0, 1.0, 2.0]);
         let spread = kept(1000);
@@ -243,7 +244,7 @@ mod tests {
     }
 
     #[test]
-    fn a_program_that_printed_nothing_or_nonsense_is_an_error() {
+    fn invalid_program_output_is_refused() {
         assert!(Environment::parse("here", "error: no\n").is_err());
         assert!(Environment::parse("here", &OUTPUT.replace("\"n\":4", "\"n\":-4")).is_err());
         assert!(Environment::parse("here", &OUTPUT.replace(",\"samples\":[1.5,3.0]", "")).is_err());

@@ -124,13 +124,13 @@ mod tests {
     }
 
     #[test]
-    fn processes_of_one_program_are_selected_by_their_first_argument() {
+    fn processes_are_selected_by_first_argument() {
         assert_eq!(sum(PEAK, &["/loopfs-csi node"]).unwrap(), 7 * 1024);
         assert_eq!(sum(PEAK, &["/loopfs-csi controller"]).unwrap(), 2 * 1024);
     }
 
     #[test]
-    fn a_program_that_does_not_run_is_an_error() {
+    fn program_that_is_absent_is_reported() {
         let error = sum(PEAK, &["/init", "/peer"]).unwrap_err().to_string();
         assert!(error.contains("/peer"), "{error}");
         assert!(sum(PEAK, &["/init node"]).is_err());

@@ -53,7 +53,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_metric_is_found_by_its_whole_name() {
+    fn metric_is_found_by_whole_name() {
         let page = "# TYPE cpu_seconds_total counter\ncpu_seconds_total 1.5e+2\ncpu{a=\"b\",c=\"d\"} 3\n";
         assert_eq!(value(page, "cpu_seconds_total"), Some(150.0));
         assert_eq!(value(page, "cpu_seconds"), None);

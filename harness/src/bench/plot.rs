@@ -164,8 +164,9 @@ mod tests {
 {"name":"a","n":1000,"unit":"us","median":1000.0,"p99":3.0,"runs":7,"samples":[]}
 "#;
 
+    /// Missing rows and empty plots are omitted.
     #[test]
-    fn a_plot_ends_at_its_last_measurement_and_empty_plots_are_omitted() {
+    fn plot_ends_at_last_measurement() {
         let all = Measurements { parts: vec![Environment::parse("here", OUTPUT).unwrap()] };
         let plots = [Plot::new("drawn", "n", ["a", "missing"]), Plot::new("empty", "n", ["missing"])];
         let text = svg(&all, &plots).unwrap().unwrap();
@@ -183,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn values_are_shown_in_a_unit_that_fits() {
+    fn values_have_a_fitting_unit() {
         let shown: Vec<String> = [0.5, 10.0, 2500.0, 3e6].map(duration).to_vec();
         assert_eq!(shown, ["0.5 us", "10 us", "2.5 ms", "3 s"]);
         let shown: Vec<String> = [10.0, 10_668.0, 7.5e6, 1.8e9].map(bytes).to_vec();
@@ -191,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn bytes_are_drawn_without_the_row_of_the_count_0() {
+    fn byte_plot_omits_count_zero() {
         let row = |n, bytes| Row::of("received", n, BYTES, [bytes]).unwrap();
         let all = Measurements::of([row(0, 10_000.0), row(1000, 80_000.0), row(100_000, 7.5e6)].to_vec());
         let text = svg(&all, &[Plot::new("drawn", "claims", ["received"])]).unwrap().unwrap();

@@ -224,7 +224,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn processor_time_has_user_and_system_time() {
+    fn processor_time_includes_system_time() {
         let stat = "7 (a) b) S 1 7 7 0 -1 4194304 100 0 0 0 250 50 9 9 20 0 1 0 5 0 0";
         assert_eq!(ticks_in(stat), Some(300));
         assert_eq!(ticks_in("7 (a) S 1 7"), None);
@@ -237,7 +237,7 @@ mod tests {
     }
 
     #[test]
-    fn a_process_has_memory_and_processor_time() {
+    fn process_has_memory_and_processor_time() {
         let id = std::process::id().try_into().unwrap();
         let rss = read(id, "status", |status| kib_in(status, "VmRSS:"));
         assert!(rss.unwrap() > 0 && processor_time(id).is_ok());

@@ -416,7 +416,7 @@ mod tests {
     }
 
     #[test]
-    fn a_comparison_has_warnings_and_a_table() {
+    fn comparison_has_warnings_and_table() {
         let (old, new) = (Results::new(Source::default(), false), results("peer"));
         let comparison = Comparison::of(&old, &new, 1.1);
         let html = page(&new, Some(&comparison)).unwrap();

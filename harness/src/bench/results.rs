@@ -253,8 +253,9 @@ mod tests {
         results
     }
 
+    /// The file has one line for each row.
     #[test]
-    fn a_file_is_read_as_it_was_written_and_has_a_line_for_each_row() {
+    fn written_results_are_read_back() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("report.json");
         results().write(&path).unwrap();
@@ -264,7 +265,7 @@ mod tests {
     }
 
     #[test]
-    fn a_row_has_its_peer_and_its_environment() {
+    fn row_has_peer_and_environment() {
         let results = results();
         let peers: Vec<Option<&str>> =
             results.rows.iter().map(|row| row.peer.as_ref().map(|peer| peer.name.as_str())).collect();
@@ -277,8 +278,9 @@ mod tests {
         assert_eq!(results.failures[0].error, "create an image: no space");
     }
 
+    /// The error has a remedy.
     #[test]
-    fn another_format_and_other_json_are_errors_with_a_remedy() {
+    fn unknown_formats_are_refused() {
         let text = results().text().unwrap();
         let newer = Results::parse(&text.replace("\"format\": 1", "\"format\": 2")).unwrap_err();
         assert!(
@@ -291,8 +293,9 @@ mod tests {
         assert!(Results::parse(&text.replace("\"quick\": true", "\"quick\": true, \"slow\": 1")).is_err());
     }
 
+    /// Rows that the first run does not have are omitted.
     #[test]
-    fn pooled_runs_have_the_samples_of_all_runs() {
+    fn pooled_runs_have_all_samples() {
         let run = |values: &[f64]| Results::of("loop", vec![row("ours", 10, values)]);
         let pooled = Results::pooled(vec![run(&[1.0, 2.0]), run(&[9.0])]).unwrap();
         assert_eq!(pooled.rows[0].row.samples, [1.0, 2.0, 9.0]);

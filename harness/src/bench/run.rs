@@ -129,7 +129,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn a_directory_without_a_repository_has_no_commit() {
+    async fn directory_without_repository_has_no_commit() {
         let directory = tempfile::tempdir().unwrap();
         assert_eq!(source(directory.path()).await, Source::default());
     }

@@ -325,7 +325,7 @@ mod tests {
     }
 
     #[test]
-    fn a_ratio_needs_a_peer_above_zero() {
+    fn ratio_needs_peer_above_zero() {
         let all = measurements(&[("ours", 10, 30.0), ("peer", 10, 15.0), ("nothing", 10, 0.0)]);
         let ratio = |requirement: Requirement| requirement.judge("bench", &all).remove(0).ratio;
         let of_peer = ratio(faster("", "ours", 1.0, "peer")).unwrap();

@@ -276,7 +276,7 @@ mod tests {
     }
 
     #[test]
-    fn again_returns_the_command_line_of_the_same_run() {
+    fn again_returns_the_same_command_line() {
         let words = ["e2e", "--keep", "--break", "no-disk", "--kubernetes-bin", "/k"];
         let again = parse(words).again();
         assert_eq!(again, words);
@@ -298,7 +298,7 @@ mod tests {
     }
 
     #[test]
-    fn a_story_is_selected_by_its_position_or_by_the_option() {
+    fn stories_are_arguments_or_option_values() {
         let args = parse(["e2e", "clones", "--story", "flow", "second-node"]);
         assert_eq!(args.stories, ["flow", "clones", "second-node"]);
         assert_eq!(args.again(), ["e2e", "--story", "flow", "--story", "clones", "--story", "second-node"]);
@@ -317,8 +317,9 @@ mod tests {
         assert_eq!(selected(&parse(line.iter().copied())), stories);
     }
 
+    /// A sabotage selects only the story that detects it, besides installation and removal.
     #[test]
-    fn all_selects_all_stories_and_a_sabotage_one() {
+    fn all_selects_all_stories() {
         let all = selected(&parse(["e2e", "--all"]));
         assert!(all.len() > 15 && all.contains(&"power-cut") && !all.contains(&"gvisor"), "{all:?}");
         let broken = parse(["e2e", "--break", "unsynced"]);
@@ -328,7 +329,7 @@ mod tests {
     }
 
     #[test]
-    fn the_background_process_selects_the_same_stories() {
+    fn background_process_selects_same_stories() {
         let of_lane = Args { keep: true, ..Args::default() }.with_unnamed(Set::Short);
         for args in [of_lane, parse(["e2e", "--keep", "--all"]), parse(["e2e", "--keep"])] {
             let again = Line::parse_from(args.again()).args.into_args();
@@ -344,7 +345,7 @@ mod tests {
     }
 
     #[test]
-    fn an_unknown_story_is_refused_with_the_nearest_names() {
+    fn unknown_story_is_refused_with_suggestions() {
         for words in [&["e2e", "clone"][..], &["e2e", "--story", "clone"]] {
             let error = Line::try_parse_from(words).err().unwrap().to_string();
             assert!(

@@ -152,7 +152,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn a_value_without_its_placeholder_is_an_error() {
+    fn value_without_placeholder_is_refused() {
         let block = Block { filled_in: &[("NAME", "value")], ..Block::new("page", "$ a") };
         assert_eq!(
             block.script("```console\n$ a NAME\n```\n").unwrap_err().to_string(),
@@ -168,19 +168,19 @@ pub(super) mod tests {
                             1. List:\n\n   ```console\n   # if true; then\n       echo\n     fi\n   ```\n";
 
     #[test]
-    fn the_commands_of_a_block_lose_their_prompts() {
+    fn commands_lose_their_prompts() {
         assert_eq!(below(DOCUMENT, "## Run on kind").unwrap(), "mount\nkind create");
         assert_eq!(beginning_with(DOCUMENT, "$ no").unwrap(), "no");
     }
 
     #[test]
-    fn an_indented_block_keeps_the_lines_that_continue_a_command() {
+    fn indented_block_keeps_continuation_lines() {
         let commands = beginning_with(DOCUMENT, "# if true; then").unwrap();
         assert_eq!(commands, "if true; then\n    echo\n  fi");
     }
 
     #[test]
-    fn a_line_without_a_prompt_is_an_error() {
+    fn line_without_prompt_is_refused() {
         let error = below("## Run on kind\n```console\n$ a\nb\n```\n", "## Run on kind").unwrap_err();
         assert_eq!(error.to_string(), "\"b\" begins with no prompt");
         assert!(below("# Title\n", "## Run on kind").is_err());

@@ -142,6 +142,7 @@ mod tests {
         json!({"missing": usize::from(status == "missing"), "checks": checks}).to_string()
     }
 
+    /// Nothing may be missing, and the requirements of the driver must have been checked.
     #[rstest]
     #[case::complete(true, checks("", ""), "")]
     #[case::warning(true, checks("sysfs", "warning"), "")]
@@ -149,7 +150,7 @@ mod tests {
     #[case::not_checked(true, checks("propagation", "not_checked"), "propagation")]
     #[case::failed(false, checks("", ""), "missing")]
     #[case::no_tool(false, "exec: no such file".to_owned(), "no such file")]
-    fn a_report_passes_only_if_nothing_is_missing_and_the_driver_s_needs_were_checked(
+    fn only_complete_doctor_report_passes(
         #[case] succeeded: bool,
         #[case] output: String,
         #[case] reason: &str,

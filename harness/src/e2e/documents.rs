@@ -121,8 +121,9 @@ pub(super) async fn remove_cluster(
 mod tests {
     use super::*;
 
+    /// Each block is in its document, and no placeholder is left in it.
     #[test]
-    fn each_block_is_in_its_document_and_nothing_is_left_to_fill_in() {
+    fn each_block_is_found_and_complete() {
         console::tests::check(&BLOCKS);
         console::tests::check(&REMOVAL);
     }

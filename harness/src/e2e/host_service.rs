@@ -133,8 +133,9 @@ async fn unprivileged(env: &TestEnv<'_>) -> Result<()> {
 mod tests {
     use super::*;
 
+    /// Each block is in its document, and no placeholder is left in it.
     #[test]
-    fn each_block_is_in_its_document_and_nothing_is_left_to_fill_in() {
+    fn each_block_is_found_and_complete() {
         console::tests::check(&INSTALLATION);
         console::tests::check(&UNINSTALLATION);
     }

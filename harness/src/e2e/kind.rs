@@ -290,8 +290,9 @@ mod tests {
         report
     }
 
+    /// A failed run may leave volumes, so its check for leaks counts as not run.
     #[tokio::test]
-    async fn a_failed_run_has_no_second_failure_for_what_it_leaves() {
+    async fn leak_after_failed_run_is_ignored() {
         let dir = tempfile::tempdir().unwrap();
         let mut report = report(Outcome::Failed("no".into()));
         check_leaks(&session(dir.path()), &mut report, async { anyhow::bail!("leaked: f volumes/v") }).await;
@@ -299,7 +300,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_leak_after_a_run_that_passed_is_a_failure() {
+    async fn leak_after_passed_run_is_failure() {
         let dir = tempfile::tempdir().unwrap();
         let mut report = report(Outcome::Passed);
         check_leaks(&session(dir.path()), &mut report, async { anyhow::bail!("leaked: f volumes/v") }).await;
@@ -307,7 +308,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn the_check_for_leaks_ends_when_the_run_is_stopped() {
+    async fn stopped_run_ends_leak_check() {
         let dir = tempfile::tempdir().unwrap();
         let session = session(dir.path());
         session.cancel.cancel();
@@ -317,13 +318,14 @@ mod tests {
     }
 
     #[test]
-    fn only_lines_that_were_not_there_before_are_left() {
+    fn only_added_lines_are_returned() {
         assert_eq!(added_since("d volumes\n", "d volumes\nf volumes/v\n"), ["f volumes/v"]);
         assert!(added_since("d volumes\nf gone\n", "d volumes\n").is_empty());
     }
 
+    /// Its commands create a cluster and install the driver.
     #[test]
-    fn the_section_of_the_readme_creates_a_cluster_and_installs_the_driver() {
+    fn readme_section_installs_on_kind() {
         let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
         let commands = console::below(&std::fs::read_to_string(root.join(README)).unwrap(), HEADING).unwrap();
         for command in [

@@ -293,14 +293,14 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_failed_story_does_not_stop_the_others() {
+    async fn failed_story_does_not_stop_others() {
         let calls = calls(true).await;
         assert_eq!(calls[..4], ["install", "flow", "recover from flow", "read-only-claims"]);
         assert_eq!(calls.len(), STORIES.len() + 2);
     }
 
     #[tokio::test]
-    async fn a_run_ends_with_a_failure_that_it_cannot_recover_from() {
+    async fn unrecoverable_failure_ends_the_run() {
         assert_eq!(calls(false).await, ["install", "flow", "recover from flow", "end"]);
     }
 
@@ -320,8 +320,9 @@ mod tests {
         Selection { named: &named, unnamed, kubelet_root }.stories().map(|story| story.name).collect()
     }
 
+    /// Stories with other projects run only if their names or their own set select them.
     #[test]
-    fn stories_of_other_projects_must_be_named() {
+    fn external_stories_are_opt_in() {
         for name in [gvisor::STORY.name, snapshots::STORY.name] {
             for set in [Set::Main, Set::Node, Set::Short, Set::Long, Set::All] {
                 assert!(!selected(&[], set, KubeletRoot::DataDisk).contains(&name), "{set:?}");
@@ -335,7 +336,7 @@ mod tests {
     }
 
     #[test]
-    fn every_selection_has_the_first_and_the_last_story() {
+    fn selections_include_installation_and_removal() {
         for set in [Set::Main, Set::Node, Set::Short, Set::Long, Set::All, Set::OtherProjects] {
             let stories = selected(&[], set, KubeletRoot::RootDisk);
             let (first, last) = (stories[0], stories[stories.len() - 1]);
@@ -346,7 +347,7 @@ mod tests {
     }
 
     #[test]
-    fn two_stories_need_the_kubelet_on_the_data_disk() {
+    fn root_disk_kubelet_excludes_two_stories() {
         let all = selected(&[], Set::All, KubeletRoot::DataDisk);
         let other: Vec<&str> = names().filter(|name| !all.contains(name)).collect();
         assert_eq!(other, [gvisor::STORY.name, snapshots::STORY.name]);

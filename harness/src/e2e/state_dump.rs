@@ -142,8 +142,9 @@ fn keep(path: &Path, text: &str) {
 mod tests {
     use super::*;
 
+    /// Other files in the directory are kept.
     #[test]
-    fn the_dump_of_an_earlier_run_is_removed_and_other_files_stay() {
+    fn only_an_earlier_dump_is_removed() {
         let dir = tempfile::tempdir().unwrap();
         let write = |path: &str| {
             let path = dir.path().join(path);

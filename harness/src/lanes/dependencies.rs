@@ -259,8 +259,9 @@ mod tests {
         serde_json::from_str(METADATA).unwrap()
     }
 
+    /// Dependencies of tests may need a newer Rust than their crate.
     #[test]
-    fn dependencies_of_tests_may_need_a_newer_rust_and_others_may_not() {
+    fn too_new_dependencies_are_reported() {
         let mut metadata = metadata();
         assert_eq!(newer_dependencies(&metadata), Vec::<String>::new());
         metadata.packages[4].rust_version = Some("1.90".into());
@@ -270,14 +271,15 @@ mod tests {
     }
 
     #[test]
-    fn a_crate_without_a_rust_version_is_named() {
+    fn crate_without_rust_version_is_reported() {
         let mut metadata = metadata();
         metadata.packages[0].rust_version = None;
         assert_eq!(newer_dependencies(&metadata), ["library has no rust-version"]);
     }
 
+    /// Crates that are published to a registry are listed as well.
     #[test]
-    fn crates_are_grouped_by_rust_version_and_those_for_a_registry_are_found() {
+    fn crates_are_grouped_by_rust_version() {
         let metadata = metadata();
         let expected =
             [("1.88", "library"), ("1.89", "driver")].map(|(version, name)| (version.to_owned(), vec![name]));

@@ -171,7 +171,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn tests_that_reach_the_limit_name_the_test_that_hangs() {
+    fn hanging_test_is_reported_at_timeout() {
         let mut report = Report::new();
         let output = "running 2 tests\ntest refusals::a ... ok\ntest service::b ... ";
         Run::parse(output).report(&mut report, SUITE, result(124));

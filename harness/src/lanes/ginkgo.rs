@@ -394,7 +394,7 @@ mod tests {
     }
 
     #[test]
-    fn every_spec_is_a_case_and_an_expected_skip_has_its_reason() {
+    fn specs_become_cases_with_skip_reasons() {
         let found = read(&good(), true, Ok(()));
         assert_eq!(found.summary(), "1 passed, 0 failed, 3 skipped");
         assert_eq!(found.cases[0].name, "Service: Call: works");
@@ -402,8 +402,9 @@ mod tests {
         assert_eq!(found.cases[1].outcome, Outcome::Skipped("X not supported: there is no X".to_owned()));
     }
 
+    /// Both the spec and its cleanup can fail.
     #[test]
-    fn failures_of_a_spec_and_its_clean_up_have_message_and_location() {
+    fn failures_have_message_and_location() {
         let mut failed = spec("fails", "failed", "asked 1, got 2");
         failed["AdditionalFailures"] = serde_json::json!([
             { "State": "failed", "Failure": spec("", "", "not deleted")["Failure"] }
@@ -432,13 +433,14 @@ mod tests {
     }
 
     #[test]
-    fn an_expected_skip_that_did_not_happen_is_a_failure() {
+    fn missing_expected_skip_is_failure() {
         let found = read(&good()[..3], true, Ok(()));
         assert!(why(&found).contains("\"Service: Call: is fragile\" is on the list"), "{}", why(&found));
     }
 
+    /// A panic during cleanup does not count if the list of skips expects it.
     #[test]
-    fn a_failure_after_a_skip_counts_unless_it_is_a_known_panic() {
+    fn failure_after_skip_counts() {
         let failing = |state: &str| {
             let mut specs = good();
             for spec in &mut specs[1..3] {
@@ -452,7 +454,7 @@ mod tests {
     }
 
     #[test]
-    fn a_node_outside_the_specs_counts_only_when_it_fails() {
+    fn hook_counts_only_when_failing() {
         let mut hook = spec("", "passed", "");
         hook["LeafNodeType"] = "AfterSuite".into();
         let specs: Vec<_> = good().into_iter().chain([hook.clone()]).collect();
@@ -475,7 +477,7 @@ mod tests {
     }
 
     #[test]
-    fn an_empty_container_is_not_in_the_text_of_a_spec() {
+    fn empty_container_name_is_omitted() {
         let mut nested = spec("takes a snapshot", "passed", "");
         nested["ContainerHierarchyTexts"] = serde_json::json!(["External Storage", "snapshottable", ""]);
         let mut runs = Runs::new(EXPECTED, Some("External Storage"), None);
@@ -483,8 +485,9 @@ mod tests {
         assert!(runs.has_passed("snapshottable takes a snapshot"));
     }
 
+    /// Two runs each select some of the specs, and specs that neither selects are listed.
     #[test]
-    fn specs_that_are_selected_by_one_of_two_runs_are_reported_once_and_others_are_named() {
+    fn repeated_spec_is_reported_once() {
         let outer = "External Storage [Driver: x]";
         let mut runs = Runs::new(EXPECTED, Some("External Storage"), None);
         let mut found = Report::new();
@@ -514,7 +517,7 @@ mod tests {
     }
 
     #[test]
-    fn the_log_of_a_failed_spec_is_in_a_file() {
+    fn log_of_failed_spec_is_saved() {
         let dir = tempfile::tempdir().unwrap();
         let logs = dir.path().join("specs");
         let mut failed = spec_of("External Storage", "fails/badly", "failed", "wanted 1");
@@ -529,7 +532,7 @@ mod tests {
     }
 
     #[test]
-    fn a_failed_node_outside_the_specs_counts_also_if_a_container_is_selected() {
+    fn failed_hook_counts_despite_selected_container() {
         let mut hook = spec("", "failed", "no nodes");
         hook["LeafNodeType"] = "BeforeSuite".into();
         hook["ContainerHierarchyTexts"] = serde_json::Value::Null;
@@ -540,7 +543,7 @@ mod tests {
     }
 
     #[test]
-    fn a_suite_result_that_contradicts_its_specs_is_a_failure() {
+    fn contradictory_suite_result_is_failure() {
         assert!(why(&read(&good(), false, Ok(()))).contains("none of its specs did"));
         assert!(why(&read(&good(), true, Err("killed".to_owned()))).contains("killed"));
         let mut found = Report::new();

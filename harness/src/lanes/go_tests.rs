@@ -138,8 +138,9 @@ FAIL\texample.invalid/x\t1.3s
         cases.cases.into_iter().map(|case| (case.name, case.outcome)).collect()
     }
 
+    /// A case that did not pass has its reason.
     #[test]
-    fn each_test_is_a_case_with_its_reason() {
+    fn each_test_becomes_a_case() {
         let expected = [
             ("TestGood", Outcome::Passed),
             ("TestParts", Outcome::Passed),
@@ -152,7 +153,7 @@ FAIL\texample.invalid/x\t1.3s
     }
 
     #[test]
-    fn a_program_that_contradicts_its_tests_has_failed() {
+    fn program_contradicting_its_tests_has_failed() {
         for (output, ended_well) in [
             ("", Ok(())),
             ("", Err("does not compile".to_owned())),

@@ -357,8 +357,9 @@ mod tests {
 
     use super::*;
 
+    /// The cases of the other kernels are kept.
     #[test]
-    fn a_kernel_that_does_not_boot_is_a_failed_case_beside_those_of_the_others() {
+    fn unbootable_kernel_is_one_failed_case() {
         let started = Instant::now();
         let mut report = Report::new();
         report.push("kernel trixie: loopfs", "a test", Outcome::Passed, Duration::ZERO);
@@ -398,8 +399,9 @@ mod tests {
         assert!(failed.map(|case| &*case.name).eq(["store_model::", "machine_faults::"]), "{report:?}");
     }
 
+    /// A machine is a kernel of the catalogue or belongs to another lane.
     #[test]
-    fn lines_are_expected_on_kernels_of_the_catalogue_and_on_known_machines() {
+    fn expected_lines_are_for_known_machines() {
         let workspace = crate::project::workspace().unwrap();
         let list = workspace.definitions().join("kernels/kernel-log.toml");
         let kernels = Kernel::names(&workspace).unwrap();

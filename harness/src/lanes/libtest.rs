@@ -210,8 +210,9 @@ test result: ok. 2 passed; 0 failed; 1 ignored; 0 measured; 0 filtered out; fini
         report
     }
 
+    /// If the outer test fails, the inner one does not count as skipped.
     #[test]
-    fn an_ignored_test_that_a_passed_test_runs_is_skipped() {
+    fn ignored_inner_test_is_skipped() {
         for (outer, expected) in [("ok", 1), ("FAILED", 0)] {
             let output = format!(
                 "running 2 tests\ntest a::outer ... {outer}\ntest a::inner ... ignored, the test outer runs it twice\n"
@@ -230,7 +231,7 @@ test result: ok. 2 passed; 0 failed; 1 ignored; 0 measured; 0 filtered out; fini
     }
 
     #[test]
-    fn the_time_of_a_test_begins_at_the_end_of_the_test_before_it() {
+    fn test_time_starts_at_previous_end() {
         let start = Instant::now();
         // The first line is empty.
         let heard: Vec<Instant> =
@@ -243,7 +244,7 @@ test result: ok. 2 passed; 0 failed; 1 ignored; 0 measured; 0 filtered out; fini
     }
 
     #[test]
-    fn an_empty_selection_differs_from_missing_output() {
+    fn empty_selection_differs_from_missing_output() {
         let output = "running 0 tests\n\ntest result: ok. 0 passed; 0 failed; 0 ignored; 0 measured; 7 filtered out; \
             finished in 0.00s\n";
         assert!(Run::parse(output).selected_nothing());
@@ -252,7 +253,7 @@ test result: ok. 2 passed; 0 failed; 1 ignored; 0 measured; 0 filtered out; fini
     }
 
     #[test]
-    fn a_failed_case_has_the_output_of_its_test() {
+    fn failed_case_has_test_output() {
         let output = "
 running 2 tests
 test a ... FAILED
@@ -276,7 +277,7 @@ test result: FAILED. 1 passed; 1 failed; 0 ignored; 0 measured; 0 filtered out; 
     }
 
     #[test]
-    fn a_binary_that_died_in_a_test_names_the_test() {
+    fn crashed_binary_reports_its_last_test() {
         let report =
             report("running 2 tests\ntest a ... ok\ntest b ... ", Err("killed by SIGSEGV".to_owned()));
         assert_eq!(report.summary(), "1 passed, 2 failed, 0 skipped");
@@ -305,7 +306,7 @@ test result: FAILED. 1 passed; 1 failed; 0 ignored; 0 measured; 0 filtered out; 
     }
 
     #[test]
-    fn an_exit_that_contradicts_the_tests_is_a_failure() {
+    fn contradictory_exit_status_is_failure() {
         assert_eq!(report(GOOD, Err("exited with 1".to_owned())).failed(), 1);
     }
 }

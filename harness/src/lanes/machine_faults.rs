@@ -123,8 +123,9 @@ impl<'a> Machine<'a> {
 mod tests {
     use super::*;
 
+    /// A machine that passes, or fails for another reason, has not noticed the fault.
     #[test]
-    fn a_machine_that_passes_or_fails_for_another_reason_notices_no_fault() {
+    fn only_faulty_ending_notices_the_fault() {
         assert!(names(&ExitReason::Faulty("a and b".into()), &["a", "b"]).is_ok());
         for ending in [
             ExitReason::Passed,

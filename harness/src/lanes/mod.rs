@@ -184,8 +184,9 @@ fn require_matches(only: &[String], report: &mut Report) {
 mod tests {
     use super::*;
 
+    /// Each text of `--only` must select a test that runs.
     #[test]
-    fn a_text_of_only_that_selects_no_test_fails() {
+    fn text_without_matching_test_fails() {
         for (text, failed) in [("quota", 0), ("chart", 0), ("quotta", 1), ("machine", 1), ("storm", 1)] {
             let mut report = Report::new();
             for (suite, name) in

@@ -135,11 +135,7 @@ mod tests {
     #[case("--lane kernel --kubernetes 1.36", "kernel", "apiserver")]
     #[case::beside_a_lane_that_takes_it("--lane unit --lane kernel --only quota", "unit", "kernel")]
     #[case::one_of_two_options("--lane kernel --only quota --keep", "kernel", "e2e")]
-    fn an_option_that_a_named_lane_does_not_take_is_refused(
-        #[case] line: &str,
-        #[case] lane: &str,
-        #[case] taker: &str,
-    ) {
+    fn option_of_another_lane_is_refused(#[case] line: &str, #[case] lane: &str, #[case] taker: &str) {
         let message = parse(line).selected().unwrap_err().to_string();
         assert!(message.starts_with(&format!("the lane {lane} ")) && message.contains(taker), "{message}");
     }
@@ -148,7 +144,7 @@ mod tests {
     #[case("--quick")]
     #[case("--only quota --keep")]
     #[case("--only quota --story flow")]
-    fn options_that_no_lane_of_ci_takes_together_are_refused(#[case] line: &str) {
+    fn options_without_common_lane_are_refused(#[case] line: &str) {
         let message = parse(line).selected().unwrap_err().to_string();
         assert!(message.starts_with("no lane of CI takes --"), "{message}");
     }
@@ -184,13 +180,13 @@ mod tests {
     #[case("--lane extended --only upgrade --kubernetes 1.36", &["extended upgrade"])]
     #[case("--lane extended --only kind --only node", &["extended node", "extended kind"])]
     #[case("--lane conformance --lane unit", &["unit", "conformance"])]
-    fn an_option_selects_the_lanes_that_take_it(#[case] line: &str, #[case] lanes: &[&str]) {
+    fn option_selects_lanes_that_take_it(#[case] line: &str, #[case] lanes: &[&str]) {
         let selected = parse(line).selected().unwrap();
         assert_eq!(selected.into_iter().map(Lane::title).collect::<Vec<_>>(), lanes);
     }
 
     #[test]
-    fn a_lane_without_only_runs_all_parts() {
+    fn lane_without_selection_runs_all_parts() {
         assert_eq!(parse("--lane extended").selected().unwrap().len(), 11);
         let without_two = parse("--lane extended --kubernetes 1.36").selected().unwrap();
         assert_eq!(without_two.len(), 7);

@@ -84,8 +84,9 @@ mod tests {
         report
     }
 
+    /// A check that cannot run and is not listed fails.
     #[test]
-    fn a_check_that_cannot_run_is_skipped_if_it_is_listed_and_fails_otherwise() {
+    fn only_listed_checks_may_be_skipped() {
         let missing = || Outcome::Unavailable("no tool".to_owned());
         for (suite, name, is_listed) in
             [("unit", "advisories", true), ("unit", "Go tests", false), ("kernel", "advisories", false)]
@@ -100,7 +101,7 @@ mod tests {
     }
 
     #[test]
-    fn a_skip_by_design_needs_no_entry() {
+    fn skip_by_design_needs_no_entry() {
         let mut report = report("unit", "other", Outcome::Skipped("elsewhere".to_owned()));
         skips().judge(&mut report);
         assert!(report.succeeded() && report.skipped() == 1, "{report:?}");
@@ -121,7 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn an_entry_that_names_no_check_of_its_suite_fails() {
+    fn entry_for_unknown_check_fails() {
         for (suite, name, failed) in [("unit", "advisory", 1), ("unit", "advisories", 0), ("kernel", "a", 0)]
         {
             let mut report = report(suite, name, Outcome::Passed);

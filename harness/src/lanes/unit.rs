@@ -198,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn a_dependency_on_an_upper_layer_is_found_at_any_depth() {
+    fn deep_upper_layer_dependency_is_found() {
         let clean = "loopfs v0.1.0\n├── libc v0.2.1\n└── thiserror v2.0.0\n    └── serde_tokio_like v1.0.0\n";
         assert!(no_upper_layers(clean).is_ok());
         let deep = format!("{clean}        └── tokio v1.0.0\n");

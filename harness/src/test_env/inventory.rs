@@ -345,7 +345,7 @@ Project ID       Used       Soft       Hard    Warn/Grace           Used       S
 ";
 
     #[test]
-    fn a_quota_counts_while_it_has_a_limit_or_a_use() {
+    fn quota_with_limit_or_use_counts() {
         assert_eq!(
             parse_quotas(REPORT).unwrap(),
             [
@@ -363,11 +363,7 @@ Project ID       Used       Soft       Hard    Warn/Grace           Used       S
     #[case::no_number("#1275068417          4", "#1275068417          4K", "row \"#1275068417 ")]
     #[case::a_missing_column("#1275068417          4", "#1275068417", "row \"#1275068417 ")]
     #[case::an_error_in_between("\n#1275068417 ", "\nxfs_quota: cannot\n#1275068417 ", "row \"xfs_quota: ")]
-    fn a_quota_report_that_cannot_be_understood_is_quoted(
-        #[case] from: &str,
-        #[case] to: &str,
-        #[case] words: &str,
-    ) {
+    fn malformed_quota_report_is_quoted(#[case] from: &str, #[case] to: &str, #[case] words: &str) {
         let report = REPORT.replacen(from, to, 1);
         assert_ne!(report, REPORT);
         let error = parse_quotas(&report).unwrap_err().to_string();
@@ -375,7 +371,7 @@ Project ID       Used       Soft       Hard    Warn/Grace           Used       S
     }
 
     #[test]
-    fn an_image_is_identified_by_its_inode_with_any_path() {
+    fn image_is_identified_by_inode() {
         let files = Files::parse(FOUND).unwrap();
         let loops = |text: &str| parse_loops(text, &files).unwrap();
         let image = format!("{DATA_DIR}/volumes/a b");
@@ -385,7 +381,7 @@ Project ID       Used       Soft       Hard    Warn/Grace           Used       S
     }
 
     #[test]
-    fn a_loop_device_of_a_deleted_image_is_recognised() {
+    fn device_of_deleted_image_is_recognised() {
         let files = Files::parse(FOUND).unwrap();
         let gone = "/volumes/a b (deleted), inode 132".to_owned();
         assert_eq!(parse_loops("8:1 132 /volumes/a b (deleted)\n", &files).unwrap(), [(gone, true)]);

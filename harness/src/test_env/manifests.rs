@@ -90,7 +90,7 @@ mod tests {
     }
 
     #[test]
-    fn the_account_of_dbg_may_read_the_objects_of_a_storage_fault_and_nothing_else() {
+    fn dbg_account_reads_only_storage_objects() {
         let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
         let manifests = Manifests::read_files(&node_debug_files(root, &["viewer.yaml"])).unwrap();
         let role: ClusterRole = manifests.only("ClusterRole").unwrap();

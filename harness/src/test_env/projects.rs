@@ -191,8 +191,9 @@ mod tests {
         }
     }
 
+    /// They are the records of the quotas, the directories and the list of projects.
     #[test]
-    fn records_directories_and_the_list_are_parsed() {
+    fn project_listings_are_parsed() {
         let json = r#"{"enforced": true, "projects": [{"id": 7, "enforced": true,
             "bytes": {"used": 4096, "soft": null, "hard": 8192, "grace_ends": null},
             "inodes": {"used": 2, "soft": null, "hard": null, "grace_ends": null}}]}"#;

@@ -222,7 +222,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_manifests_name_the_images_of_the_pinned_version() {
+    fn manifests_use_pinned_image_version() {
         let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
         let read = |path: &str| std::fs::read_to_string(root.join(path)).unwrap();
         let version = required_version(&read("vm-images/snapshotter/go.mod"), MODULE).unwrap();
@@ -239,7 +239,7 @@ mod tests {
     }
 
     #[test]
-    fn kinds_have_the_plurals_of_the_custom_resources() {
+    fn kinds_have_custom_resource_plurals() {
         let plurals = [SNAPSHOT, CONTENT, CLASS].map(|kind| resource(kind).plural);
         assert_eq!(plurals, ["volumesnapshots", "volumesnapshotcontents", "volumesnapshotclasses"]);
     }

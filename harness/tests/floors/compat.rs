@@ -154,7 +154,7 @@ impl<'ast> Visit<'ast> for Names {
 }
 
 #[test]
-fn arguments_of_format_strings_have_no_names() {
+fn format_arguments_lose_their_names() {
     assert_eq!(without_arguments("topology.{driver}/node{:?}"), "topology.{}/node{}");
     assert_eq!(without_arguments("{ open"), "{ open");
 }
@@ -175,8 +175,9 @@ fn found(member: &Crate) -> (BTreeSet<String>, BTreeSet<String>) {
     (found.collect(), texts)
 }
 
+/// Scripts, dashboards, manifests and stored volumes depend on these names.
 #[test]
-fn names_that_others_depend_on_are_unchanged() {
+fn public_names_are_unchanged() {
     let (mut wanted, mut texts) = (BTreeSet::new(), BTreeSet::new());
     for member in crates() {
         let (found, said) = found(&member);

@@ -90,7 +90,7 @@ fn all_imports() -> BTreeMap<String, Imports> {
 
 /// This is one test, because the floors have to be written before the exceptions from them are counted.
 #[test]
-fn imports_point_down_and_form_no_circle() {
+fn imports_point_down_without_circles() {
     let imports = all_imports();
     let table = Table::read(&data_file("floors.txt"));
     compare(
@@ -118,7 +118,7 @@ fn imports_point_down_and_form_no_circle() {
 }
 
 #[test]
-fn every_public_item_of_loopfs_must_have_documentation() {
+fn loopfs_enables_missing_docs_lint() {
     let root = workspace().join("loopfs/src/lib.rs");
     let parsed = syn::parse_file(&fs::read_to_string(root).expect("read lib.rs")).expect("parse lib.rs");
     let lints = parsed

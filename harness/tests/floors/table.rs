@@ -151,7 +151,7 @@ fn entries(from: &str, to: &str) -> Option<(String, String)> {
 }
 
 #[test]
-fn entries_are_compared_in_the_lowest_common_folder() {
+fn entries_are_compared_in_common_folder() {
     let entries = |from, to| entries(from, to).map(|(from, to)| format!("{from} {to}"));
     assert_eq!(entries("cluster/node", "vm/machine").as_deref(), Some("cluster vm"));
     assert_eq!(entries("store/space/count", "store/create").as_deref(), Some("store/space store/create"));

@@ -289,7 +289,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_failed_build_keeps_nothing_and_can_be_repeated() {
+    async fn failed_build_leaves_nothing() {
         let (_dir, cache) = cache();
         let recipe = Recipe::new("thing", 1);
         let failed = cache
@@ -304,8 +304,9 @@ mod tests {
         assert!(!path.join("half").exists());
     }
 
+    /// A killed run left the artifact.
     #[tokio::test]
-    async fn an_incomplete_artifact_of_a_killed_run_is_not_used() {
+    async fn incomplete_artifact_is_not_used() {
         let (_dir, cache) = cache();
         let recipe = Recipe::new("thing", 1);
         let half = cache.root().join("thing").join(format!(".{}.building", recipe.key()));
@@ -318,8 +319,9 @@ mod tests {
         assert!(path.join("whole").exists() && !path.join("half").exists());
     }
 
+    /// Artifacts that a live run builds are kept.
     #[tokio::test]
-    async fn the_next_run_removes_incomplete_artifacts_that_no_live_run_builds() {
+    async fn abandoned_artifacts_are_removed() {
         let (_dir, cache) = cache();
         let half = |name: &str| cache.root().join("thing").join(name);
         for name in [".a.building", ".b.building", "complete"] {
@@ -333,8 +335,9 @@ mod tests {
         assert!(!half(".b.building").exists());
     }
 
+    /// A byte that moves from one input to the next changes the key.
     #[test]
-    fn the_key_depends_on_every_input_and_its_length() {
+    fn key_depends_on_each_input_separately() {
         let key = |a: &str, b: &str| Recipe::new("thing", 1).with(a, b).key();
         assert_eq!(key("ab", "c"), key("ab", "c"));
         assert_ne!(key("ab", "c"), key("a", "bc"));

@@ -38,7 +38,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_file_system_with_less_space_than_needed_is_refused() {
+    fn filesystem_with_insufficient_space_is_refused() {
         let free = free_mib(Path::new("/")).unwrap();
         require(Path::new("/"), 0).unwrap();
         // Others write to this file system, too, so the need is far above what is free.

@@ -386,7 +386,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn the_message_of_a_rewriter_that_fails_is_the_error() {
+    async fn message_of_rewriter_becomes_the_error() {
         let dir = tempfile::tempdir().unwrap();
         let program = dir.path().join("rewriter");
         let script = "#!/bin/sh\necho 'overlay: a.go: function Map: expected one call of Attach, and found none' >&2\nexit 1\n";
@@ -403,7 +403,7 @@ mod tests {
     }
 
     #[test]
-    fn the_key_depends_on_every_file_of_a_directory() {
+    fn key_depends_on_every_file() {
         let dir = tempfile::tempdir().unwrap();
         let key = || with_directory(Recipe::new("x", 1), dir.path()).unwrap().key();
         let write = |name: &str, text: &str| std::fs::write(dir.path().join(name), text).unwrap();
@@ -421,7 +421,7 @@ mod tests {
     }
 
     #[test]
-    fn the_key_depends_on_the_names_of_the_programs() {
+    fn key_depends_on_program_names() {
         let key = |renamed| with_names(Recipe::new("x", 1), renamed).key();
         assert_eq!(key(&[]), Recipe::new("x", 1).key());
         assert_ne!(key(&[("shim", "a")]), key(&[]));

@@ -232,7 +232,7 @@ mod tests {
     #[case::of_another_machine("two", "XFS (vdb): User initiated shutdown received.", Some(Finding::Fault))]
     #[case::of_another_disk("one", "XFS (vda): User initiated shutdown received.", Some(Finding::Fault))]
     #[case::a_crash("one", "XFS (vdb): BUG: User initiated shutdown received.", Some(Finding::Crash))]
-    fn a_fault_is_expected_on_the_named_machines_only(
+    fn fault_is_expected_on_named_machines(
         #[case] machine: &str,
         #[case] line: &str,
         #[case] finding: Option<Finding>,
@@ -240,18 +240,19 @@ mod tests {
         assert_eq!(classify(line, machine, &ExpectedLines::parse(LIST).unwrap()), finding);
     }
 
+    /// An entry needs a machine, a reason and an example of a fault that it matches.
     #[rstest]
     #[case::an_example_that_it_does_not_match(LIST.replace("example = \"XFS (vdb)", "example = \"XFS (vdc)"))]
     #[case::an_example_that_is_no_fault(LIST.replace("shutdown received", "something"))]
     #[case::no_machine(LIST.replace("\"one\"", ""))]
     #[case::no_reason(LIST.replace("a test shuts it down", ""))]
-    fn an_entry_of_no_use_is_refused(#[case] list: String) {
+    fn incomplete_entry_is_refused(#[case] list: String) {
         assert_ne!(list, LIST);
         assert!(ExpectedLines::parse(&list).is_err());
     }
 
     #[test]
-    fn a_project_without_the_list_expects_nothing() {
+    fn project_without_list_expects_nothing() {
         assert_eq!(ExpectedLines::read(Path::new("/nonexistent/kernel-log.toml")).unwrap().0.len(), 0);
     }
 }

@@ -271,7 +271,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_new_step_has_its_last_time() {
+    fn new_step_shows_previous_duration() {
         let directory = tempfile::tempdir().unwrap();
         let times = StepTimes::at(directory.path().join("times"));
         let progress = Progress::with_times(times.clone());

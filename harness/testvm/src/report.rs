@@ -433,12 +433,12 @@ mod tests {
     #[case::only_expected_failures(&[Outcome::ExpectedFailure("known".into())], false)]
     #[case::a_tool_is_missing(&[Outcome::Passed, Outcome::Unavailable("no Go".into())], false)]
     #[case::only_skips(&[Outcome::Skipped("n/a".into())], false)]
-    fn success_takes_a_pass_and_no_failure(#[case] outcomes: &[Outcome], #[case] expected: bool) {
+    fn success_needs_pass_and_no_failure(#[case] outcomes: &[Outcome], #[case] expected: bool) {
         assert_eq!(report(outcomes).succeeded(), expected);
     }
 
     #[test]
-    fn the_longest_steps_and_cases_are_listed() {
+    fn longest_steps_and_cases_are_listed() {
         let timed = |name: &str, seconds| Timed { name: name.into(), time: Duration::from_secs(seconds) };
         let mut report = Report { lanes: vec![timed("unit", 5), timed("e2e", 70)], ..Report::new() };
         for case in 0..LONGEST as u64 + 1 {
@@ -453,7 +453,7 @@ mod tests {
     }
 
     #[test]
-    fn a_suite_has_the_prefix_of_its_part_once() {
+    fn suite_is_prefixed_once() {
         let mut report = Report::new();
         for suite in ["flow", "upgrade", "upgrade: roll-out", "upgrades"] {
             report.push(suite, "a", Outcome::Passed, None);
@@ -474,16 +474,18 @@ mod tests {
         assert_eq!(report.not_run(), 1);
     }
 
+    /// The table has its reason.
     #[test]
-    fn an_expected_failure_is_counted_apart_and_has_its_reason_in_the_table() {
+    fn expected_failure_is_counted_separately() {
         let report = report(&[Outcome::Passed, Outcome::ExpectedFailure("no limit".into())]);
         assert_eq!(report.summary(), "1 passed, 0 failed, 0 skipped, 1 failed as expected");
         assert!(report.table().contains("  expected case 1 "), "{}", report.table());
         assert!(report.table().contains("no limit") && report.failures().is_empty());
     }
 
+    /// The other cases are counted.
     #[test]
-    fn a_long_suite_lists_its_failures_and_counts_the_other_cases() {
+    fn long_suite_lists_only_failures() {
         let mut outcomes = vec![Outcome::Passed; FOLD_ABOVE + 1];
         outcomes.push(Outcome::Failed("asked 1, got 2\nsee log".into()));
         let report = report(&outcomes);
@@ -503,8 +505,9 @@ mod tests {
         assert!(report.junit("project").to_string().unwrap().len() > 30_000);
     }
 
+    /// Both files have the messages as well.
     #[test]
-    fn junit_and_json_hold_every_case_and_message() {
+    fn junit_and_json_have_every_case() {
         let dir = tempfile::tempdir().unwrap();
         let mut report = report(&[Outcome::Passed, Outcome::Failed("reason <&>".into()), Outcome::NotRun]);
         report.push("suite", "case", Outcome::Unavailable("no tool".into()), None);
@@ -521,7 +524,7 @@ mod tests {
     }
 
     #[test]
-    fn a_run_that_is_killed_leaves_no_report_of_an_earlier_run() {
+    fn killed_run_leaves_no_old_report() {
         let dir = tempfile::tempdir().unwrap();
         let begin = || ReportFiles::begin(dir.path().join("reports"), "project").unwrap();
         begin().write(&report(&[Outcome::Passed])).unwrap();

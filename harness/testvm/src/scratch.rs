@@ -110,8 +110,9 @@ mod tests {
     use super::*;
     use crate::process::Program;
 
+    /// Other processes keep the directory while its owner lives.
     #[test]
-    fn a_directory_is_removed_with_its_owner_and_not_while_it_lives() {
+    fn directory_is_removed_with_its_owner() {
         let parent = tempfile::tempdir().unwrap();
         let scratch = ScratchDir::create(parent.path()).unwrap();
         fs::write(scratch.path().join("file"), "").unwrap();
@@ -122,8 +123,9 @@ mod tests {
         assert!(!path.exists());
     }
 
+    /// The next process removes it.
     #[tokio::test]
-    async fn the_directory_of_a_killed_process_is_removed_by_the_next() {
+    async fn directory_of_killed_process_is_removed() {
         let parent = tempfile::tempdir().unwrap();
         // This process cannot end without its destructors and still look.
         Program::new(std::env::current_exe().unwrap())
@@ -142,7 +144,7 @@ mod tests {
     }
 
     #[tokio::test]
-    #[ignore = "the test the_directory_of_a_killed_process_is_removed_by_the_next runs it"]
+    #[ignore = "the test directory_of_killed_process_is_removed runs it"]
     async fn end_without_destructors() {
         let scratch = ScratchDir::of_this_process().unwrap();
         let printed = Program::new("sh").args(["-c", "mktemp && mktemp -d"]).run().await.unwrap().stdout;
@@ -151,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn a_mount_below_a_directory_is_seen() {
+    fn mount_below_directory_is_detected() {
         let table = "36 35 98:0 / /tmp/testvm-run-a/tree/proc rw - proc proc rw\n";
         assert!(has_mounts(table, Path::new("/tmp/testvm-run-a")));
         assert!(!has_mounts(table, Path::new("/tmp/testvm-run-ab")));

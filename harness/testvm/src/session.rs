@@ -242,8 +242,9 @@ impl Workspace {
 mod tests {
     use super::*;
 
+    /// The message has the process and its checkout.
     #[test]
-    fn a_refused_run_is_told_which_process_of_which_checkout_holds_the_lock() {
+    fn refused_run_reports_lock_holder() {
         let dir = tempfile::tempdir().unwrap();
         let session = Session::with_directories(
             Project { name: "disk-tool", command: "cargo xtask" },

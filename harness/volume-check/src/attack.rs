@@ -104,14 +104,15 @@ fn mount_in_user_namespace() -> nix::Result<()> {
 mod tests {
     use super::*;
 
+    /// The attack succeeds only if the program reports that it runs as root.
     #[test]
-    fn a_program_without_the_bit_does_not_run_as_root() {
+    fn program_printing_no_user_is_refused() {
         let error = run_as_root(Path::new("/bin/echo")).unwrap_err().to_string();
         assert!(error.contains("read /proc/self/status"), "{error}");
     }
 
     #[test]
-    fn a_file_that_can_be_created_is_removed() {
+    fn created_file_is_removed() {
         let directory = tempfile::tempdir().unwrap();
         create(&directory.path().join("file")).unwrap();
         assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 0);

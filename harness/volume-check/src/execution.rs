@@ -74,7 +74,7 @@ mod tests {
     }
 
     #[test]
-    fn a_directory_that_does_not_exist_is_an_error() {
+    fn nonexistent_directory_is_refused() {
         let error = execute_copy(Path::new("/bin/sh"), &[], Path::new("/none")).unwrap_err();
         assert!(error.to_string().contains("/none/program"), "{error}");
     }

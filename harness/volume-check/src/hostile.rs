@@ -154,7 +154,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_kind_of_hostile_file_is_planted() {
+    fn all_hostile_files_are_planted() {
         let dir = tempfile::tempdir().unwrap();
         let [volume, deep] = ["volume", "deep"].map(|name| dir.path().join(name));
         fs::create_dir(&volume).unwrap();

@@ -365,7 +365,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_keeps_the_pattern_passes_and_a_damaged_one_fails() {
+    fn only_intact_pattern_passes() {
         let dir = tempfile::tempdir().unwrap();
         let image = dir.path().join("image");
         fs::write(&image, vec![0; 8192]).unwrap();

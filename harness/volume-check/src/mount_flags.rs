@@ -45,7 +45,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lists_of_flags_are_parsed_and_other_words_rejected() {
+    fn only_known_flags_are_parsed() {
         assert_eq!(parse("nosuid,noexec").unwrap(), FsFlags::ST_NOSUID | FsFlags::ST_NOEXEC);
         assert_eq!(parse("").unwrap(), FsFlags::empty());
         assert!(parse("nosuid,ro").is_err());
@@ -53,7 +53,7 @@ mod tests {
     }
 
     #[test]
-    fn the_flags_are_those_of_the_last_mount_at_the_path() {
+    fn last_mount_at_path_decides_flags() {
         let table = "30 1 0:20 / / rw - overlay none rw\n\
                      31 30 8:1 /a /vol rw,nosuid - xfs /dev/vdb rw,prjquota\n\
                      32 31 8:1 /b /vol ro,nodev,noexec,relatime shared:3 - xfs /dev/vdb rw,nosuid\n\

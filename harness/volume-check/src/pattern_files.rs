@@ -102,8 +102,9 @@ fn pattern(volume: &Volume) -> Pattern {
 mod tests {
     use super::*;
 
+    /// Intact data passes.
     #[test]
-    fn intact_data_passes_and_damaged_or_swapped_volumes_are_named() {
+    fn damaged_or_swapped_volumes_are_reported() {
         let dir = tempfile::tempdir().unwrap();
         let path = |name: &str| dir.path().join(name);
         for name in ["a", "b"] {

@@ -222,8 +222,9 @@ mod tests {
         assert_eq!(positive_duration(text).ok(), seconds.map(SignedDuration::from_secs));
     }
 
+    /// Even options that dbg knows are passed on.
     #[test]
-    fn options_after_the_command_of_kubectl_are_those_of_kubectl() {
+    fn options_after_a_subcommand_reach_kubectl() {
         let args = DbgArgs::parse_from([
             "dbg",
             "kubectl",

@@ -225,18 +225,19 @@ mod tests {
 
     use super::*;
 
+    /// The service may send names with slashes or `..`.
     #[rstest]
     #[case::plain("kubelet", "kubelet")]
     #[case::path("../../etc/passwd", "_.._.._etc_passwd")]
     #[case::absolute("/etc/passwd", "__etc_passwd")]
     #[case::empty("", "_")]
-    fn a_name_of_the_service_never_leads_out_of_the_archive(#[case] name: &str, #[case] expected: &str) {
+    fn file_names_stay_inside_the_archive(#[case] name: &str, #[case] expected: &str) {
         assert_eq!(file_name(name), expected);
     }
 
     /// Another program in the place of the service may send any number of parts.
     #[test]
-    fn the_state_has_a_limited_number_of_files() {
+    fn too_many_state_files_are_refused() {
         let mut files = StateFiles::default();
         for number in 0..2 * MAX_FILES {
             files.add(format!("{}", number / 2), vec![0]).unwrap();
@@ -247,7 +248,7 @@ mod tests {
     }
 
     #[test]
-    fn an_archive_has_a_limited_number_of_files() {
+    fn adding_too_many_archive_files_fails() {
         let directory = tempfile::tempdir().unwrap();
         let mut archive = Archive::create(&directory.path().join("report.tar"), Timestamp::now()).unwrap();
         for number in 0..MAX_FILES {

@@ -92,8 +92,9 @@ mod tests {
         }
     }
 
+    /// It also has the server and its certificate authority.
     #[tokio::test]
-    async fn a_kubeconfig_has_the_server_the_authority_and_only_the_token() {
+    async fn kubeconfig_has_only_token_as_credential() {
         let parsed = Kubeconfig::from_yaml(&kubeconfig(&response()).unwrap()).unwrap();
         let config = Config::from_custom_kubeconfig(parsed, &KubeConfigOptions::default()).await.unwrap();
         assert_eq!(
@@ -104,8 +105,9 @@ mod tests {
         assert!(config.auth_info.token.is_some() && config.auth_info.client_key_data.is_none());
     }
 
+    /// Such a plugin would make kubectl run a program that the service chooses.
     #[test]
-    fn no_field_of_the_response_adds_a_program_to_the_kubeconfig() {
+    fn response_fields_cannot_inject_exec_plugin() {
         let program = "\"}},{\"name\":\"dbg\",\"user\":{\"exec\":{\"command\":\"sh\"}}\nusers:\n- exec: sh\n";
         let response = wire::KubeconfigResponse {
             server: format!("https://x/{program}"),
@@ -121,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn a_server_that_is_no_url_is_refused() {
+    fn invalid_server_url_is_refused() {
         let response = wire::KubeconfigResponse { server: "/etc/passwd".to_owned(), ..response() };
         let error = kubeconfig(&response).unwrap_err().to_string();
         assert!(error.contains("as the URL of the API server"), "{error}");

@@ -90,8 +90,9 @@ async fn list(client: &mut Client) -> anyhow::Result<ExitCode> {
 mod tests {
     use super::*;
 
+    /// The text also reports cut bytes and dropped lines.
     #[test]
-    fn a_line_is_printed_with_what_is_missing_and_without_control_characters() {
+    fn printed_lines_escape_control_characters() {
         let line = wire::LogLine { text: b"\x1b[2Jx".to_vec(), cut_bytes: 7, ..Default::default() };
         assert_eq!(printable(&line, false), "\\u{1b}[2Jx [dbg: 7 more bytes of this line were not kept]");
         let marker = wire::LogLine { dropped_lines: 3, unix_ms: 1000, ..Default::default() };

@@ -385,23 +385,25 @@ mod tests {
     }
 
     #[test]
-    fn a_collection_of_secrets_over_several_lines_is_replaced() {
+    fn multiline_collection_of_secrets_is_redacted() {
         let text = "a {\n  \"secrets\": {\n    \"x\": \"hun}ter2\",\n    \"y\": {\n      \"z\": \"hunter2\"\n    }\n  }, \"b\": 1\n}\n";
         let hidden = format!("{REDACTED}\n").repeat(4);
         let expected = format!("a {{\n  \"secrets\": {REDACTED}\n{hidden}{REDACTED}, \"b\": 1\n}}\n");
         assert_eq!(Redactor::text(text), expected);
     }
 
+    /// After a limited number of lines, and at the first ordinary line, the log is printed again.
     #[test]
-    fn a_collection_without_an_end_does_not_replace_the_rest_of_the_log() {
+    fn unclosed_collection_does_not_redact_everything() {
         let text = format!("secrets: {{\n{}last", "  \"a\": \"b\",\n".repeat(2 * MAX_COLLECTION_LINES));
         assert!(Redactor::text(&text).ends_with("  \"a\": \"b\",\nlast"));
         // An ordinary line does not belong to the collection.
         assert!(Redactor::text("secrets: {\nI0102 next\nlast").ends_with("\nlast"));
     }
 
+    /// A second key begins before the first one ends.
     #[test]
-    fn a_private_key_that_another_key_interrupts_is_replaced_to_its_end() {
+    fn nested_private_keys_are_redacted_completely() {
         let begin = "-----BEGIN PRIVATE KEY-----\n";
         let end = "-----END PRIVATE KEY-----\n";
         let text = format!("{begin}a\n{begin}b\n{end}hunter2\n{end}after\n");
@@ -409,14 +411,15 @@ mod tests {
     }
 
     #[test]
-    fn a_private_key_of_pgp_is_replaced() {
+    fn pgp_private_key_is_redacted() {
         let text =
             "-----BEGIN PGP PRIVATE KEY BLOCK-----\nhunter2\n-----END PGP PRIVATE KEY BLOCK-----\nafter";
         assert_eq!(Redactor::text(text), format!("{}after", format!("{REDACTED}\n").repeat(3)));
     }
 
+    /// The lines may be JSON or have a timestamp, and the short last line of the key is redacted as well.
     #[test]
-    fn a_private_key_in_json_lines_without_its_beginning_is_replaced_to_its_short_last_line() {
+    fn key_without_header_is_redacted_completely() {
         let line = "MIIEvQIBADANBgkqhkiG9w0BAQEFAASCBKcwggSjAgEAAoIBAQC7VJTUt9Us8cKj";
         let wrapped = format!("{{\"log\":\"{line}\\n\",\"stream\":\"stderr\"}}");
         assert_eq!(Redactor::default().line(&wrapped), REDACTED);
@@ -430,38 +433,40 @@ mod tests {
     #[case::long_path("/var/lib/kubelet/pods/volumes/kubernetes/csi/directory/of/a/volume/x")]
     #[case::certificate("-----BEGIN CERTIFICATE-----")]
     #[case::mount("36 35 98:0 /mnt1 /mnt2 rw,noatime master:1 - ext3 /dev/root rw,errors=continue")]
-    fn a_line_without_a_secret_is_kept(#[case] line: &str) {
+    fn line_without_a_secret_is_kept(#[case] line: &str) {
         assert_eq!(Redactor::default().line(line), line);
     }
 
     #[test]
-    fn a_private_key_of_several_lines_is_replaced() {
+    fn multiline_private_key_is_redacted() {
         let text = "before\n2026 -----BEGIN PRIVATE KEY-----\n2026 MIIEvQ\n2026 short==\n2026 -----END PRIVATE KEY-----\nafter\n";
         let expected = format!("before\n{}after\n", format!("{REDACTED}\n").repeat(4));
         assert_eq!(Redactor::text(text), expected);
     }
 
     #[test]
-    fn a_private_key_without_its_beginning_is_replaced() {
+    fn private_key_without_header_is_redacted() {
         let line = "MIIEvQIBADANBgkqhkiG9w0BAQEFAASCBKcwggSjAgEAAoIBAQC7VJTUt9Us8cKj";
         assert_eq!(Redactor::text(&format!("{line}\n{line}\nx")), format!("{REDACTED}\n{REDACTED}\nx"));
     }
 
+    /// After a limited number of lines the log is printed again.
     #[test]
-    fn a_key_without_an_end_does_not_replace_the_rest_of_the_log() {
+    fn unterminated_key_does_not_redact_everything() {
         let text = format!("-----BEGIN RSA PRIVATE KEY-----\n{}last", "a line\n".repeat(2 * MAX_KEY_LINES));
         assert!(Redactor::text(&text).ends_with("a line\nlast"));
     }
 
     proptest! {
         #[test]
-        fn a_token_is_replaced_wherever_it_is(before in "[ -~]{0,40}", after in "[ -~]{0,40}") {
+        fn token_is_redacted_at_any_position(before in "[ -~]{0,40}", after in "[ -~]{0,40}") {
             let line = format!("{before} {JWT} {after}");
             prop_assert!(!Redactor::default().line(&line).contains(JWT));
         }
 
+        /// The secret has any content and may be nested in several levels of JSON strings.
         #[test]
-        fn a_string_is_replaced_whatever_it_contains(value in "[ -~]{1,40}", levels in 0..3) {
+        fn secret_string_is_redacted_despite_escapes(value in "[ -~]{1,40}", levels in 0..3) {
             let secret = format!("hunter2{value}hunter2");
             let mut line = serde_json::json!({ "before": 1, "password": secret, "zlast": "kept" }).to_string();
             for _ in 0..levels {
@@ -472,7 +477,7 @@ mod tests {
         }
 
         #[test]
-        fn any_text_with_brackets_is_processed_without_panic(text in "(secrets|token|[:={}\\[\\]()<>\"'\\\\\n,& äx]){0,60}") {
+        fn text_with_brackets_never_panics(text in "(secrets|token|[:={}\\[\\]()<>\"'\\\\\n,& äx]){0,60}") {
             Redactor::text(&text);
         }
 

@@ -70,10 +70,7 @@ mod tests {
     #[case::unknown(Some(json!([{"type": "Ready", "status": "Unknown"}])), false)]
     #[case::no_condition(Some(json!([])), false)]
     #[case::no_object(None, false)]
-    fn only_a_node_whose_condition_ready_is_true_is_ready(
-        #[case] conditions: Option<Value>,
-        #[case] met: bool,
-    ) {
+    fn only_true_condition_makes_node_ready(#[case] conditions: Option<Value>, #[case] met: bool) {
         let evaluation = is_ready("n", conditions.map(node).as_ref());
         assert_eq!(evaluation.met, met, "{}", evaluation.detail);
         assert!(evaluation.detail.contains("Node n"));
@@ -83,7 +80,7 @@ mod tests {
     #[case::listed(Some(&["other", "a.b"] as &[_]), true)]
     #[case::others(Some(&["other"] as &[_]), false)]
     #[case::no_object(None, false)]
-    fn a_driver_is_registered_if_the_csi_node_lists_it(#[case] drivers: Option<&[&str]>, #[case] met: bool) {
+    fn driver_in_csi_node_is_registered(#[case] drivers: Option<&[&str]>, #[case] met: bool) {
         let csi_node = drivers.map(|drivers| {
             let drivers: Vec<Value> = drivers
                 .iter()

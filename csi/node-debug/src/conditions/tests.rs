@@ -32,7 +32,7 @@ async fn evaluate(subject: ConditionSubject, name: &str, arguments: &[&str]) -> 
 #[case::bad_volume("volume-published", &["../x"], "../x")]
 #[case::not_configured("node-ready", &[], "condition node-ready needs option --kubeconfig of node-debug")]
 #[tokio::test]
-async fn a_request_that_cannot_be_evaluated_is_refused_in_one_line(
+async fn invalid_request_fails_with_one_line(
     #[case] name: &str,
     #[case] arguments: &[&str],
     #[case] message: &str,
@@ -42,7 +42,7 @@ async fn a_request_that_cannot_be_evaluated_is_refused_in_one_line(
 }
 
 #[tokio::test]
-async fn a_volume_that_does_not_exist_is_not_published() {
+async fn absent_volume_is_not_published() {
     let evaluation = evaluate(subject("/nonexistent".as_ref()), "volume-published", &["v"]).await.unwrap();
     assert!(!evaluation.met && evaluation.detail.contains("there is no volume v"), "{evaluation:?}");
 }
@@ -80,7 +80,7 @@ fn serve(driver: &'static str, directory: &std::path::Path) -> tokio::task::Join
 }
 
 #[tokio::test]
-async fn a_wait_ends_when_the_driver_serves_its_socket() {
+async fn wait_ends_when_driver_serves_socket() {
     let scratch = tempfile::tempdir().unwrap();
     // The kubelet has not created the directory yet.
     let directory = scratch.path().join("plugins_registry");
@@ -101,7 +101,7 @@ async fn a_wait_ends_when_the_driver_serves_its_socket() {
 }
 
 #[tokio::test]
-async fn the_socket_of_another_plugin_does_not_count() {
+async fn socket_of_another_plugin_is_ignored() {
     let scratch = tempfile::tempdir().unwrap();
     let driver = serve("other", scratch.path());
     let evaluation = evaluate(subject(scratch.path()), "plugin-serving", &[]).await.unwrap();
@@ -110,7 +110,7 @@ async fn the_socket_of_another_plugin_does_not_count() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_wait_returns_the_reason_at_its_deadline() {
+async fn wait_returns_reason_at_its_deadline() {
     let conditions = Conditions::new(subject("/nonexistent".as_ref()));
     let deadline = Instant::now() + HOUR;
     let evaluation = conditions.wait("plugin-serving", &[], deadline).await.unwrap();
@@ -118,7 +118,7 @@ async fn a_wait_returns_the_reason_at_its_deadline() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn constant_changes_do_not_extend_a_wait() {
+async fn constant_changes_do_not_extend_waits() {
     const TIMEOUT: Duration = Duration::from_secs(10);
     let begin = Instant::now();
     let evaluate = || async {
@@ -131,7 +131,7 @@ async fn constant_changes_do_not_extend_a_wait() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_evaluation_that_hangs_does_not_extend_a_wait() {
+async fn hanging_evaluation_does_not_extend_waits() {
     const TIMEOUT: Duration = Duration::from_secs(10);
     let begin = Instant::now();
     let waiting = wait_until_met(std::future::pending, stream::repeat(()).boxed(), begin + TIMEOUT);

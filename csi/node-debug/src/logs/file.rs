@@ -289,12 +289,13 @@ mod tests {
 
     use super::*;
 
+    /// Links of root and of the owner of the file are trusted.
     #[rstest]
     #[case::of_root(0, 7, true)]
     #[case::of_the_same_user(7, 7, true)]
     #[case::to_a_file_of_root(7, 0, false)]
     #[case::to_a_file_of_another_user(7, 8, false)]
-    fn a_link_leads_only_to_files_of_its_owner(#[case] link: u32, #[case] file: u32, #[case] is_ok: bool) {
+    fn link_of_another_user_is_untrusted(#[case] link: u32, #[case] file: u32, #[case] is_ok: bool) {
         assert_eq!(is_trusted_link(link, file), is_ok);
     }
 }

@@ -103,7 +103,7 @@ mod tests {
     #[case::notice(5, Level::Info)]
     #[case::debug(7, Level::Debug)]
     #[case::user_facility(8 + 3, Level::Error)]
-    fn a_record_has_level_sequence_time_and_text(#[case] priority: u32, #[case] level: Level) {
+    fn record_fields_are_parsed(#[case] priority: u32, #[case] level: Level) {
         let record = format!("{priority},339,5140900,-,caller=T1;XFS (vdb): a;b\n SUBSYSTEM=block\n");
         let since_boot = SignedDuration::from_micros(5_140_900);
         let expected = KmsgRecord { level, sequence: 339, since_boot, text: b"XFS (vdb): a;b" };
@@ -115,7 +115,7 @@ mod tests {
     #[case::next(Some(9), 9, None)]
     #[case::gap(Some(9), 12, Some(3))]
     #[case::restarted(Some(9), 2, None)]
-    fn a_gap_in_the_sequence_counts_lost_records(
+    fn sequence_gap_counts_lost_records(
         #[case] expected: Option<u64>,
         #[case] sequence: u64,
         #[case] count: Option<u64>,
@@ -123,8 +123,9 @@ mod tests {
         assert_eq!(lost(expected, sequence), count);
     }
 
+    /// The time is counted from the boot of the machine.
     #[test]
-    fn the_time_of_a_record_is_after_boot_and_not_in_the_future() {
+    fn record_time_is_never_in_future() {
         let now = Timestamp::now();
         let boot = time(SignedDuration::ZERO, now).unwrap();
         assert!(boot < now);
@@ -134,7 +135,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_bytes_are_a_record_or_none(record in "[0-9,;a\n-]{0,40}") {
+        fn parsing_arbitrary_bytes_never_panics(record in "[0-9,;a\n-]{0,40}") {
             parse(record.as_bytes());
         }
     }

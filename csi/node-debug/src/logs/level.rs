@@ -112,13 +112,13 @@ mod tests {
     #[case::containerd(r#"time="2026-01-02T03:04:05+01:00" level=info"#, Some("2026-01-02T02:04:05Z"))]
     #[case::kubelet("I0102 03:04:05.678901     123 server.go:1] x", None)]
     #[case::none("x", None)]
-    fn the_time_of_a_line_is_found(#[case] line: &str, #[case] time: Option<&str>) {
+    fn timestamp_of_line_is_found(#[case] line: &str, #[case] time: Option<&str>) {
         assert_eq!(time_of(line.as_bytes()), time.map(|time| time.parse().unwrap()));
     }
 
     proptest! {
         #[test]
-        fn any_bytes_have_a_level_or_none_and_never_panic(line in proptest::collection::vec(any::<u8>(), 0..300)) {
+        fn parsing_arbitrary_bytes_never_panics(line in proptest::collection::vec(any::<u8>(), 0..300)) {
             level_of(&line);
             time_of(&line);
         }

@@ -92,7 +92,7 @@ mod tests {
     }
 
     #[test]
-    fn a_line_without_end_is_cut_and_its_length_counted() {
+    fn overlong_line_is_cut_and_counted() {
         let mut splitter = LineSplitter::default();
         for _ in 0..100 {
             splitter.feed(&[b'x'; MAX_LINE_BYTES], |_| panic!("no newline was written"));
@@ -107,7 +107,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn the_lines_do_not_depend_on_how_the_stream_arrives(
+        fn lines_do_not_depend_on_chunks(
             bytes in proptest::collection::vec(prop_oneof![Just(b'\n'), Just(b'\r'), any::<u8>()], 0..200),
             at in 0..200usize,
         ) {

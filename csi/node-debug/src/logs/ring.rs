@@ -246,7 +246,7 @@ mod tests {
     }
 
     #[test]
-    fn the_oldest_lines_are_dropped_and_counted() {
+    fn oldest_lines_are_dropped_and_counted() {
         let ring = Ring::new(3 * (1 + OVERHEAD_BYTES));
         for text in ["a", "b", "c", "d", "e"] {
             push(&ring, text);
@@ -263,7 +263,7 @@ mod tests {
     }
 
     #[test]
-    fn short_lines_take_no_more_memory_than_the_ring_has() {
+    fn short_lines_stay_within_memory_limit() {
         const MAX_BYTES: usize = 64 << 10;
         for size in [0, 1, 8, 9, 24, 25, 40] {
             let ring = Ring::new(MAX_BYTES);
@@ -278,7 +278,7 @@ mod tests {
     }
 
     #[test]
-    fn long_lines_after_short_ones_take_no_more_memory_than_the_ring_has() {
+    fn later_long_lines_stay_within_limit() {
         const MAX_BYTES: usize = 64 << 10;
         let ring = Ring::new(MAX_BYTES);
         for size in [0, 4000] {
@@ -291,7 +291,7 @@ mod tests {
     }
 
     #[test]
-    fn a_full_ring_takes_further_lines_without_a_larger_buffer() {
+    fn full_ring_does_not_reallocate() {
         // A power of two, at which a buffer that holds one more line has twice the capacity.
         const LINES: usize = 64;
         let ring = Ring::new(LINES * (1 + OVERHEAD_BYTES));
@@ -306,7 +306,7 @@ mod tests {
     }
 
     #[test]
-    fn empty_lines_do_not_exceed_the_limit_of_lines() {
+    fn empty_lines_count_against_line_limit() {
         let ring = Ring::new(usize::MAX);
         for _ in 0..MAX_LINES + 5 {
             push(&ring, "");
@@ -315,7 +315,7 @@ mod tests {
     }
 
     #[test]
-    fn a_reader_gets_batches_and_continues_where_it_was() {
+    fn reader_continues_at_its_position() {
         let ring = Ring::new(usize::MAX);
         ["a", "b", "c"].into_iter().for_each(|text| push(&ring, text));
         let first = ring.read(0, ALL, Selection::default(), 1);
@@ -326,7 +326,7 @@ mod tests {
     }
 
     #[test]
-    fn the_tail_counts_lines_of_the_selection() {
+    fn tail_counts_only_selected_lines() {
         let ring = Ring::new(usize::MAX);
         ["WARN 1", "INFO 2", "WARN 3", "INFO 4", "WARN 5"].into_iter().for_each(|text| push(&ring, text));
         let (position, _) = ring.tail(Some(2), selection(Level::Warn));
@@ -340,7 +340,7 @@ mod tests {
     }
 
     #[test]
-    fn a_line_without_a_level_continues_the_line_before() {
+    fn line_without_level_continues_previous_one() {
         let ring = Ring::new(usize::MAX);
         ["before", "ERROR x", "  at main", "INFO y", "  of it"]
             .into_iter()
@@ -351,7 +351,7 @@ mod tests {
     }
 
     #[test]
-    fn a_time_in_the_future_is_replaced_by_the_arrival() {
+    fn future_time_is_replaced_by_arrival() {
         let ring = Ring::new(usize::MAX);
         ["2999-01-01T00:00:00Z x", "2020-01-01T00:00:00Z y"].into_iter().for_each(|text| push(&ring, text));
         let lines = ring.read(0, ALL, Selection::default(), usize::MAX).lines;
@@ -361,8 +361,9 @@ mod tests {
         assert_eq!(ring.read(0, ALL, since, usize::MAX).lines.len(), 1);
     }
 
+    /// The minimum level of the reader does not hide them.
     #[test]
-    fn lines_that_the_source_lost_are_reported_at_any_level() {
+    fn lost_lines_are_always_reported() {
         let ring = Ring::new(usize::MAX);
         push(&ring, "a");
         let first = ring.read(0, ALL, Selection::default(), usize::MAX);
@@ -374,7 +375,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_ring_never_exceeds_its_bytes_and_no_line_is_lost_uncounted(
+        fn ring_keeps_limit_and_counts_drops(
             sizes in proptest::collection::vec(0..200usize, 0..100),
             max_bytes in 0..2000usize,
         ) {

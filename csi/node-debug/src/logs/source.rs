@@ -113,7 +113,7 @@ mod tests {
     #[case::path_as_name("../a=kmsg", None)]
     #[case::hidden_name(".a=kmsg", None)]
     #[case::no_source("a", None)]
-    fn a_log_source_is_a_name_and_a_source(#[case] text: &str, #[case] source: Option<LineSource>) {
+    fn log_option_has_name_and_source(#[case] text: &str, #[case] source: Option<LineSource>) {
         let parsed: Result<LogSource, _> = text.parse();
         assert_eq!(parsed.as_ref().ok().map(|log| log.source.clone()), source, "{parsed:?}");
     }

@@ -95,7 +95,7 @@ fn append(path: &Path, text: &str) {
 }
 
 #[tokio::test]
-async fn a_file_is_read_from_its_old_content_on() {
+async fn existing_and_appended_lines_are_read() {
     let log = follow("file", |path| append(path, "old\n"));
     log.lines_until("old").await;
     append(&log.path(), "new");
@@ -105,7 +105,7 @@ async fn a_file_is_read_from_its_old_content_on() {
 }
 
 #[tokio::test]
-async fn a_file_that_is_renamed_is_read_to_its_end_and_then_its_successor() {
+async fn renamed_file_is_read_before_successor() {
     let log = follow("file", |path| append(path, "one\n"));
     log.lines_until("one").await;
     let mut old = OpenOptions::new().append(true).open(log.path()).unwrap();
@@ -116,7 +116,7 @@ async fn a_file_that_is_renamed_is_read_to_its_end_and_then_its_successor() {
 }
 
 #[tokio::test]
-async fn a_file_that_is_truncated_is_read_from_its_beginning() {
+async fn truncated_file_is_read_from_start() {
     let log = follow("file", |path| append(path, "a long line of the old content\n"));
     log.lines_until("a long line of the old content").await;
     File::create(log.path()).unwrap();
@@ -124,8 +124,9 @@ async fn a_file_that_is_truncated_is_read_from_its_beginning() {
     assert_eq!(log.lines_until("new").await, ["a long line of the old content", "new"]);
 }
 
+/// Directories that are removed later are awaited again.
 #[tokio::test]
-async fn a_file_is_awaited_together_with_its_directories() {
+async fn missing_parent_directories_are_awaited() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("pods/a/log");
     let log = follow_in(directory, &path.display().to_string());
@@ -139,7 +140,7 @@ async fn a_file_is_awaited_together_with_its_directories() {
 }
 
 #[tokio::test]
-async fn a_symbolic_link_is_followed_across_rotation_of_its_target() {
+async fn link_is_followed_after_target_rotation() {
     let targets = tempfile::tempdir().unwrap();
     let target = targets.path().join("0.log");
     append(&target, "one\n");
@@ -151,7 +152,7 @@ async fn a_symbolic_link_is_followed_across_rotation_of_its_target() {
 }
 
 #[tokio::test]
-async fn of_a_large_file_only_whole_lines_that_fit_are_read() {
+async fn only_fitting_whole_lines_are_read() {
     let lines: String = (0..20_000).map(|number| format!("line {number}\n")).collect();
     let log = follow("file", |path| append(path, &lines));
     let texts = log.lines_until("line 19999").await;
@@ -162,14 +163,14 @@ async fn of_a_large_file_only_whole_lines_that_fit_are_read() {
 }
 
 #[tokio::test]
-async fn a_directory_in_place_of_the_file_is_a_problem_that_names_it() {
+async fn directory_instead_of_file_is_reported() {
     let log = follow("file", |path| fs::create_dir(path).unwrap());
     let problem = log.until_problem().await;
     assert!(problem.contains("is not a regular file") && problem.contains("/log"), "{problem}");
 }
 
 #[tokio::test]
-async fn a_pipe_is_created_and_read_from_several_writers() {
+async fn pipe_accepts_writers_one_after_another() {
     let log = follow("fifo", |path| nix::unistd::mkfifo(path, nix::sys::stat::Mode::S_IRWXU).unwrap());
     for text in ["one", "two"] {
         // Without O_NONBLOCK, opening waits until the pipe is open for reading.
@@ -181,7 +182,7 @@ async fn a_pipe_is_created_and_read_from_several_writers() {
 }
 
 #[tokio::test]
-async fn a_socket_accepts_lines_and_the_last_one_without_newline() {
+async fn socket_accepts_last_line_without_newline() {
     let log = follow("unix", |_| ());
     let mut stream = log.connected().await;
     stream.write_all(b"one\ntwo").unwrap();
@@ -190,7 +191,7 @@ async fn a_socket_accepts_lines_and_the_last_one_without_newline() {
 }
 
 #[tokio::test]
-async fn endless_bytes_without_newline_do_not_exceed_the_ring() {
+async fn endless_line_does_not_exceed_ring() {
     let log = follow("unix", |_| ());
     let mut stream = log.connected().await;
     tokio::task::spawn_blocking(move || {
@@ -209,7 +210,7 @@ async fn endless_bytes_without_newline_do_not_exceed_the_ring() {
 }
 
 #[tokio::test]
-async fn a_socket_of_another_process_is_neither_replaced_nor_removed() {
+async fn socket_of_another_process_is_kept() {
     let mut other = None;
     let log = follow("unix", |path| other = Some(std::os::unix::net::UnixListener::bind(path).unwrap()));
     let problem = log.until_problem().await;
@@ -222,7 +223,7 @@ async fn a_socket_of_another_process_is_neither_replaced_nor_removed() {
 /// Another user could put a symbolic link in the place of the socket before its mode is set, or any pipe in the place of the pipe.
 #[rstest::rstest]
 #[tokio::test]
-async fn a_stream_needs_a_directory_that_others_cannot_write(#[values("fifo", "unix")] scheme: &str) {
+async fn stream_in_writable_directory_is_refused(#[values("fifo", "unix")] scheme: &str) {
     use std::os::unix::fs::PermissionsExt;
     let log = follow(scheme, |path| {
         nix::unistd::mkfifo(path, nix::sys::stat::Mode::S_IRWXU).unwrap();
@@ -232,8 +233,9 @@ async fn a_stream_needs_a_directory_that_others_cannot_write(#[values("fifo", "u
     assert!(problem.contains("other users can change this directory"), "{problem}");
 }
 
+/// A user could otherwise read a file of root through a link.
 #[tokio::test]
-async fn a_symbolic_link_of_another_user_is_not_followed_to_a_file_of_root() {
+async fn foreign_link_is_not_followed() {
     const OTHER: u32 = 12_345;
     // Only root can give a link to another user.
     if !nix::unistd::geteuid().is_root() {
@@ -252,7 +254,7 @@ async fn a_symbolic_link_of_another_user_is_not_followed_to_a_file_of_root() {
 }
 
 #[tokio::test]
-async fn after_a_failure_a_file_is_read_from_where_it_was() {
+async fn reading_resumes_at_position_after_failure() {
     let scratch = tempfile::tempdir().unwrap();
     let directory = scratch.path().join("d");
     let moved = scratch.path().join("moved");

@@ -31,8 +31,9 @@ MIIEvQhunter2
 2026-01-02T03:04:06Z  INFO agent: the end
 "#;
 
+/// It has logs, conditions and state, and an existing file is not overwritten.
 #[test]
-fn an_archive_has_logs_conditions_and_state_but_no_secrets() {
+fn archive_is_complete_without_secrets() {
     let node = Node::start(&[]);
     node.write_log(LOG);
     let path = node.directory().join("report.tar");
@@ -62,7 +63,7 @@ fn an_archive_has_logs_conditions_and_state_but_no_secrets() {
 }
 
 #[test]
-fn a_secret_in_a_path_is_neither_in_conditions_nor_in_the_state() {
+fn secret_in_a_path_is_redacted() {
     let node = Node::start(&["--data-dir=/nonexistent/token=hunter2-path".to_owned()]);
     let path = node.directory().join("report.tar");
     let output = node.dbg(&["bundle", "--output", path.to_str().unwrap()]);
@@ -77,7 +78,7 @@ fn a_secret_in_a_path_is_neither_in_conditions_nor_in_the_state() {
 }
 
 #[test]
-fn a_bundle_that_fails_leaves_no_file() {
+fn failed_bundle_leaves_no_file() {
     let directory = tempfile::tempdir().unwrap();
     let output = directory.path().join("report.tar");
     let address = format!("unix://{}/none.sock", directory.path().display());
@@ -98,7 +99,7 @@ fn files(path: &std::path::Path) -> BTreeMap<String, String> {
 }
 
 #[test]
-fn a_bundle_that_is_interrupted_leaves_no_file() {
+fn interrupted_bundle_leaves_no_file() {
     let directory = tempfile::tempdir().unwrap();
     // The service accepts the connection and never responds.
     let scratch = tempfile::tempdir().unwrap();

@@ -28,11 +28,11 @@ fn documented(heading: &str) -> BTreeSet<String> {
 }
 
 #[test]
-fn the_readme_lists_every_option_of_the_service() {
+fn readme_lists_every_service_option() {
     assert_eq!(documented("Options of node-debug"), options(&node_debug::Args::command()));
 }
 
 #[test]
-fn the_readme_lists_every_option_of_the_client() {
+fn readme_lists_every_client_option() {
     assert_eq!(documented("Options of dbg"), options(&node_debug::DbgArgs::command()));
 }

@@ -65,8 +65,9 @@ fn node(server: &str) -> (Node, tempfile::TempDir) {
 /// Prints the kubeconfig, and the arguments, in place of kubectl.
 const SCRIPT: &str = "cat \"$KUBECONFIG\"; echo \"arguments: $*\"; exit 7";
 
+/// The client leaves no temporary file.
 #[test]
-fn kubectl_gets_a_token_of_the_allowed_account_and_nothing_is_left_behind() {
+fn kubectl_gets_token_of_allowed_account() {
     let (server, serving) = api_server();
     let (node, scratch) = node(&server);
     let mut command = node.command(&["kubectl", "--kubectl", "sh", "-c", SCRIPT, "kubectl", "get", "pods"]);
@@ -92,7 +93,7 @@ fn kubectl_gets_a_token_of_the_allowed_account_and_nothing_is_left_behind() {
 }
 
 #[test]
-fn requests_beyond_what_the_administrator_allowed_are_refused() {
+fn other_accounts_and_lifetimes_are_refused() {
     // Nothing listens there: the service refuses before it asks the API server.
     let (node, _scratch) = node("http://127.0.0.1:1");
     let kubectl = |option: &str, value: &str| node.dbg(&["kubectl", option, value, "version"]);

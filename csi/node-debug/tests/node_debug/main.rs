@@ -13,8 +13,9 @@ use std::process::Stdio;
 
 use support::*;
 
+/// The options select by number of lines, level and age.
 #[test]
-fn logs_are_printed_by_count_level_and_age() {
+fn logs_are_filtered_as_requested() {
     let node = Node::start(&[]);
     node.write_log("2020-01-01T00:00:00Z ERROR old\nINFO one\nWARN two\n  of two\nINFO three\n");
     let lines = |options: &[&str]| {
@@ -29,7 +30,7 @@ fn logs_are_printed_by_count_level_and_age() {
 }
 
 #[test]
-fn control_characters_of_a_log_do_not_reach_the_terminal() {
+fn control_characters_are_escaped() {
     let node = Node::start(&[]);
     node.write_log("\x1b]0;owned\x07\x1b[2J\rtext\n");
     let output = node.dbg(&["logs", COMPONENT]);
@@ -37,7 +38,7 @@ fn control_characters_of_a_log_do_not_reach_the_terminal() {
 }
 
 #[test]
-fn new_lines_are_printed_while_dbg_follows() {
+fn following_prints_new_lines() {
     let node = Node::start(&[]);
     node.write_log("before\n");
     let mut dbg = node.command(&["logs", COMPONENT, "--follow"]).stdout(Stdio::piped()).spawn().unwrap();
@@ -69,7 +70,7 @@ fn following_fails_when_the_service_stops() {
 }
 
 #[test]
-fn the_result_of_a_condition_does_not_depend_on_the_reader() {
+fn closed_output_keeps_exit_code() {
     let node = Node::start(&[]);
     let (reader, writer) = std::io::pipe().unwrap();
     drop(reader);
@@ -78,7 +79,7 @@ fn the_result_of_a_condition_does_not_depend_on_the_reader() {
 }
 
 #[test]
-fn without_a_service_dbg_names_the_remedy() {
+fn missing_service_is_reported_with_remedy() {
     let directory = tempfile::tempdir().unwrap();
     let address = format!("unix://{}/none.sock", directory.path().display());
     let output = run(&["--address", &address, "logs", "kubelet"]);
@@ -87,7 +88,7 @@ fn without_a_service_dbg_names_the_remedy() {
 }
 
 #[test]
-fn unknown_names_are_refused_with_those_that_are_known() {
+fn unknown_name_is_refused_with_alternatives() {
     let node = Node::start(&[]);
     node.dbg(&["logs", "kubelet"])
         .assert_failed("there is no component \"kubelet\"; the components are agent");
@@ -98,8 +99,9 @@ fn unknown_names_are_refused_with_those_that_are_known() {
         .assert_failed("start it with --kubeconfig and --kubeconfig-service-account");
 }
 
+/// Failures have another exit code.
 #[test]
-fn a_condition_that_is_not_met_has_an_exit_code_of_its_own() {
+fn unmet_condition_exits_with_1() {
     let node = Node::start(&[]);
     let output = node.dbg(&["condition", "get", "plugin-serving"]);
     assert_eq!(output.code, Some(1));
@@ -116,7 +118,7 @@ fn a_condition_that_is_not_met_has_an_exit_code_of_its_own() {
 }
 
 #[test]
-fn a_second_service_does_not_take_the_socket_of_the_first() {
+fn second_service_keeps_the_first_socket() {
     let node = Node::start(&[]);
     let error = node.start_another().unwrap_err();
     assert!(error.contains("another process listens on"), "{error}");
@@ -124,7 +126,7 @@ fn a_second_service_does_not_take_the_socket_of_the_first() {
 }
 
 #[test]
-fn a_path_that_is_given_twice_is_refused() {
+fn path_given_twice_is_refused() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().display();
     let start = |options: &[String]| {
@@ -141,7 +143,7 @@ fn a_path_that_is_given_twice_is_refused() {
 }
 
 #[test]
-fn the_socket_is_private_and_removed_at_the_end() {
+fn private_socket_is_removed_at_end() {
     use std::os::unix::fs::PermissionsExt;
     let node = Node::start(&[]);
     let socket = node.socket();

@@ -17,7 +17,7 @@ fn signal(signal: &str, process: u32) {
 }
 
 #[test]
-fn a_disk_that_hangs_does_not_keep_the_service_from_ending() {
+fn hanging_disk_does_not_prevent_shutdown() {
     let directory = tempfile::tempdir().unwrap();
     // Opening a named pipe waits for a writer.
     let data_dir = directory.path().join("data");

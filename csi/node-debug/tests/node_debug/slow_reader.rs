@@ -27,7 +27,7 @@ fn message() -> Bytes {
 }
 
 #[tokio::test]
-async fn a_service_that_does_not_know_the_call_is_named() {
+async fn unknown_call_reports_version_mismatch() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("service.sock");
     let listener = UnixListener::bind(&path).unwrap();
@@ -49,7 +49,7 @@ async fn a_service_that_does_not_know_the_call_is_named() {
 }
 
 #[tokio::test]
-async fn the_connection_is_served_while_the_reader_pauses() {
+async fn pings_succeed_while_reader_pauses() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("service.sock");
     let listener = UnixListener::bind(&path).unwrap();

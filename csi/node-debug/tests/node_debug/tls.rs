@@ -75,7 +75,7 @@ impl Fixture {
 const REMEDY: &str = "--tls-cert must be from the authority that node-debug has as --client-ca";
 
 #[test]
-fn a_client_with_a_certificate_of_the_authority_is_served() {
+fn client_with_trusted_certificate_is_served() {
     let fixture = fixture();
     let output = fixture.dbg(&fixture.client, &fixture.server.authority);
     assert_eq!(output.code, Some(0), "{output:?}");
@@ -83,20 +83,21 @@ fn a_client_with_a_certificate_of_the_authority_is_served() {
 }
 
 #[test]
-fn a_client_with_a_foreign_certificate_is_refused() {
+fn client_with_foreign_certificate_is_refused() {
     let fixture = fixture();
     let foreign = pki(fixture.scratch.path(), "foreign", ExtendedKeyUsagePurpose::ClientAuth);
     fixture.dbg(&foreign, &fixture.server.authority).assert_failed(REMEDY);
 }
 
 #[test]
-fn a_service_with_a_foreign_certificate_is_not_trusted() {
+fn service_with_foreign_certificate_is_refused() {
     let fixture = fixture();
     fixture.dbg(&fixture.client, &fixture.client.authority).assert_failed(REMEDY);
 }
 
+/// Nothing listens at the address, so the remedy is to start node-debug.
 #[test]
-fn an_address_at_which_nothing_listens_is_no_failure_of_certificates() {
+fn refused_connection_is_no_certificate_error() {
     let fixture = fixture();
     // Bound, so that no other process takes the port, but not listening.
     let socket = tokio::net::TcpSocket::new_v4().unwrap();
@@ -109,7 +110,7 @@ fn an_address_at_which_nothing_listens_is_no_failure_of_certificates() {
 }
 
 #[test]
-fn a_client_without_a_certificate_is_refused() {
+fn client_without_certificate_is_refused() {
     use tonic::transport::{Certificate, ClientTlsConfig, Endpoint};
     let fixture = fixture();
     let address = format!("https://{}", fixture.node.tcp());
@@ -132,7 +133,7 @@ fn a_client_without_a_certificate_is_refused() {
 
 /// Each connection is of another client.
 #[test]
-fn connections_without_a_certificate_do_not_end_a_session() {
+fn unauthenticated_connections_do_not_end_sessions() {
     let fixture = fixture();
     fixture.node.write_log("before\n");
     let address = format!("https://{}", fixture.node.tcp());
@@ -166,8 +167,9 @@ fn connections_without_a_certificate_do_not_end_a_session() {
     session.wait().unwrap();
 }
 
+/// It fails before it opens its unix socket.
 #[test]
-fn a_service_without_a_usable_client_authority_does_not_listen() {
+fn service_without_client_authority_fails() {
     let fixture = fixture();
     let empty = write(&fixture.scratch.path().join("empty.ca"), "");
     let other = tempfile::tempdir().unwrap();

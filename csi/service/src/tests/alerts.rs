@@ -38,13 +38,14 @@ fn assert_same(left: &BTreeSet<String>, right: &BTreeSet<String>, places: &str) 
 }
 
 #[test]
-fn each_alert_has_a_heading_in_the_readme_and_each_heading_an_alert() {
+fn alerts_match_readme_headings() {
     assert_same(&names(), &headings(), "prometheusrule.yaml and the headings of alerts in README.md");
     assert_eq!(names().len(), rules().len(), "two alerts have one name");
 }
 
+/// It has a severity, a summary, a description and a link to its heading in the README.
 #[test]
-fn each_alert_has_a_severity_a_summary_a_description_and_a_link_to_its_heading() {
+fn each_alert_is_described_completely() {
     for rule in rules() {
         let name = text(&rule, "/alert");
         let severity = text(&rule, "/labels/severity");
@@ -58,8 +59,9 @@ fn each_alert_has_a_severity_a_summary_a_description_and_a_link_to_its_heading()
     }
 }
 
+/// The labels must be documented as well.
 #[test]
-fn alerts_use_the_metrics_and_labels_of_the_readme() {
+fn alerts_use_only_documented_metrics() {
     for rule in rules() {
         let unknown = unknown_names(text(&rule, "/expr"));
         assert!(unknown.is_empty(), "{}: README.md has no {unknown:?}", text(&rule, "/alert"));
@@ -78,8 +80,9 @@ fn expected(fires: bool) -> BTreeSet<String> {
     checks.filter_map(alert).collect()
 }
 
+/// One case has series for which the alert fires, and the other has series for which it does not.
 #[test]
-fn each_alert_has_series_for_which_it_fires_and_series_for_which_it_does_not() {
+fn each_alert_has_both_test_cases() {
     let places = "prometheusrule.yaml and the tests of rules_test.yaml in which an alert";
     assert_same(&names(), &expected(true), &format!("{places} fires"));
     assert_same(&names(), &expected(false), &format!("{places} does not fire"));

@@ -18,8 +18,9 @@ fn panels() -> Vec<Value> {
     panels.into_iter().filter(|panel| panel["type"] != "row").collect()
 }
 
+/// The labels must be documented as well.
 #[test]
-fn queries_use_the_metrics_and_labels_of_the_readme() {
+fn queries_use_only_documented_metrics() {
     for panel in panels() {
         let targets = panel["targets"].as_array().unwrap();
         assert!(!targets.is_empty(), "{} has no query", panel["title"]);
@@ -31,7 +32,7 @@ fn queries_use_the_metrics_and_labels_of_the_readme() {
 }
 
 #[test]
-fn the_variable_of_the_nodes_uses_a_metric_of_the_readme() {
+fn node_variable_uses_documented_metric() {
     let variables = dashboard()["templating"]["list"].as_array().unwrap().clone();
     let node = variables.iter().find(|variable| variable["name"] == "node").unwrap();
     let query = node["query"]["query"].as_str().unwrap();
@@ -41,7 +42,7 @@ fn the_variable_of_the_nodes_uses_a_metric_of_the_readme() {
 }
 
 #[test]
-fn panels_have_an_id_of_their_own_and_do_not_overlap() {
+fn panels_are_unique_without_overlap() {
     let all = dashboard()["panels"].as_array().unwrap().clone();
     let ids: BTreeSet<u64> = all.iter().map(|panel| panel["id"].as_u64().unwrap()).collect();
     assert_eq!(ids.len(), all.len());

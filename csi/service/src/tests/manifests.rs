@@ -39,8 +39,9 @@ fn selector() -> Value {
     json!({ "matchExpressions": [{ "key": NAME, "operator": "In", "values": names }] })
 }
 
+/// The labels are `node` and `job`.
 #[test]
-fn the_pod_monitor_scrapes_the_metrics_ports_and_sets_the_labels() {
+fn pod_monitor_scrapes_and_labels_ports() {
     let monitor = yaml(POD_MONITOR);
     let endpoints = monitor["spec"]["podMetricsEndpoints"].as_array().unwrap();
     let ports: Vec<Value> = endpoints.iter().map(|endpoint| endpoint["port"].clone()).collect();
@@ -62,7 +63,7 @@ fn the_pod_monitor_scrapes_the_metrics_ports_and_sets_the_labels() {
 }
 
 #[test]
-fn the_network_policy_admits_clients_to_the_metrics_ports_alone() {
+fn network_policy_admits_only_metrics_ports() {
     let policy = yaml(NETWORK_POLICY);
     let rules = policy["spec"]["ingress"].as_array().unwrap();
     let ports = rules.iter().flat_map(|rule| rule["ports"].as_array().unwrap());

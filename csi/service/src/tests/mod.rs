@@ -40,7 +40,7 @@ fn unknown_names(expression: &str) -> Vec<String> {
 }
 
 #[test]
-fn unknown_metrics_and_labels_of_an_expression_are_found() {
+fn unknown_metrics_and_labels_are_found() {
     let known = r#"sum by (node) (loopfs_csi_rpcs_total{code="OK"}) / up"#;
     assert_eq!(unknown_names(known), Vec::<String>::new());
     for (expression, unknown) in [

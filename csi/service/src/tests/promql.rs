@@ -83,7 +83,7 @@ pub(super) fn names(expression: &str) -> Names {
 }
 
 #[test]
-fn metrics_and_labels_of_an_expression_are_found() {
+fn metrics_and_labels_are_found() {
     let expression = r#"sum by (le, node) (rate(a_bucket{b=~"x|y",c!="a{b"}[$__rate_interval])) > 0.5 * time()
         unless on (d) min_over_time(e[5m] offset 1h) and f == 0"#;
     let set = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect();

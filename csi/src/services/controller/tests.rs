@@ -100,12 +100,13 @@ fn a_create_request_is_converted() {
     assert_eq!((create.source, create.accessible_here), (None, true));
 }
 
+/// A volume is accessible if its topology requirements include this node.
 #[rstest]
 #[case::anywhere(None, true)]
 #[case::nothing_said(nodes(&[]), true)]
 #[case::here(nodes(&["node-1"]), true)]
 #[case::elsewhere(nodes(&["node-2", "node-3"]), false)]
-fn a_volume_is_accessible_if_its_topology_requirements_include_this_node(
+fn topology_requirements_decide_accessibility_here(
     #[case] requirements: Option<wire::TopologyRequirement>,
     #[case] here: bool,
 ) {
@@ -166,7 +167,7 @@ fn a_volume_is_annotated_with(#[case] added: &[(&str, &str)], #[case] claim: Opt
 }
 
 #[test]
-fn a_validation_request_may_expect_impossible_properties() {
+fn validation_may_expect_impossible_properties() {
     let request = |capability| wire::ValidateVolumeCapabilitiesRequest {
         volume_id: "v".to_owned(),
         volume_capabilities: vec![capability],
@@ -193,7 +194,7 @@ fn a_validation_request_may_expect_impossible_properties() {
 #[case::nothing_said(None, true)]
 #[case::here(Some("node-1"), true)]
 #[case::elsewhere(Some("node-2"), false)]
-fn a_capacity_query_is_about_one_node(#[case] node: Option<&str>, #[case] here: bool) {
+fn capacity_query_is_about_one_node(#[case] node: Option<&str>, #[case] here: bool) {
     let accessible_topology = node.map(|node| wire::Topology { segments: pairs(&[(NODE_KEY, node)]) });
     let request = wire::GetCapacityRequest { accessible_topology, ..Default::default() };
     assert_eq!(reader().capacity(request).unwrap().0, here);
@@ -203,7 +204,7 @@ fn a_capacity_query_is_about_one_node(#[case] node: Option<&str>, #[case] here: 
 #[case::unknown(vec![], None)]
 #[case::filesystem(vec![mount(Mode::SingleNodeWriter)], Some(VolumeKind::Filesystem))]
 #[case::block(vec![block(Mode::SingleNodeWriter)], Some(VolumeKind::Block))]
-fn capacity_is_queried_for_the_kind_and_parameters_of_the_request(
+fn capacity_query_uses_kind_and_parameters(
     #[case] volume_capabilities: Vec<wire::VolumeCapability>,
     #[case] kind: Option<VolumeKind>,
 ) {
@@ -225,7 +226,7 @@ fn a_capacity_query_with_invalid_parameters_is_refused(#[case] request: wire::Ge
 }
 
 #[test]
-fn a_request_to_expand_must_have_a_size() {
+fn expand_request_needs_a_size() {
     let request = wire::ControllerExpandVolumeRequest { volume_id: "v".to_owned(), ..Default::default() };
     let error = reader().controller_expand(request).unwrap_err().to_string();
     assert!(error.starts_with("capacity_range: "), "{error}");
@@ -251,7 +252,7 @@ fn a_request_to_expand_must_have_a_size() {
 #[case::rounded_up_within_the_limit(8000, 8192, Ok(8192))]
 #[case::rounded_up_above_the_limit(8000, 8191, Err(Code::OutOfRange))]
 #[case::larger_than_any_file(i64::MAX as u64, 0, Err(Code::OutOfRange))]
-fn new_size_is_the_least_multiple_within_the_limits(
+fn new_size_is_least_allowed_multiple(
     #[case] required: u64,
     #[case] limit: u64,
     #[case] expected: Result<u64, Code>,
@@ -270,7 +271,7 @@ fn new_size_is_the_least_multiple_within_the_limits(
 #[case::less_is_not_to_be_had(0, 8191, Err(Code::OutOfRange))]
 #[case::nor_asked(4096, 4096, Err(Code::OutOfRange))]
 #[case::room_above(0, 1 << 40, Ok(8192))]
-fn copied_size_is_at_least_that_of_the_source(
+fn copied_size_is_not_below_source(
     #[case] required: u64,
     #[case] limit: u64,
     #[case] expected: Result<u64, Code>,
@@ -282,7 +283,7 @@ fn copied_size_is_at_least_that_of_the_source(
 }
 
 #[test]
-fn the_unit_is_that_of_the_store() {
+fn sizes_use_unit_of_the_store() {
     assert_eq!(Bytes(1).round_up(), Some(UNIT));
     assert_eq!((whole_units(Bytes(4095)), whole_units(Bytes(4097))), (Bytes(0), UNIT));
 }

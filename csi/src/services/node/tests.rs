@@ -41,7 +41,7 @@ fn a_publish_request_is_converted() {
 #[case(Mode::SingleNodeSingleWriter, false, Access::ReadWrite, true)]
 #[case(Mode::SingleNodeSingleWriter, true, Access::ReadOnly, true)]
 #[case(Mode::SingleNodeMultiWriter, false, Access::ReadWrite, false)]
-fn an_access_mode_determines_access_and_number_of_targets(
+fn access_mode_determines_access_and_targets(
     #[case] mode: Mode,
     #[case] readonly: bool,
     #[case] access: Access,

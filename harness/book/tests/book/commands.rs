@@ -55,7 +55,7 @@ fn documents() -> BTreeMap<String, String> {
 }
 
 #[test]
-fn each_block_of_commands_is_registered_once() {
+fn each_command_block_is_registered_once() {
     let mut found = BTreeMap::new();
     for (document, text) in documents() {
         for block in blocks(&text).into_iter().filter(|block| block.language == LANGUAGE) {
@@ -84,8 +84,9 @@ fn each_block_of_commands_is_registered_once() {
     );
 }
 
+/// An entry has either the lane and the source that run the block, or the reason that nothing runs it.
 #[test]
-fn each_registered_block_has_what_runs_it_or_a_reason() {
+fn each_block_runs_or_has_reason() {
     let lanes = read("docs/testing.md") + &read("docs/src/tests.md");
     for entry in register() {
         let Entry { document, begins, lane, source, contains, not_run } = entry;
@@ -106,7 +107,7 @@ fn each_registered_block_has_what_runs_it_or_a_reason() {
 }
 
 #[test]
-fn no_block_with_a_prompt_has_another_language() {
+fn block_with_prompt_has_console_language() {
     for (document, text) in documents() {
         for block in blocks(&text).into_iter().filter(|block| block.language != LANGUAGE) {
             let is_shell = SHELLS.contains(&block.language.as_str());
@@ -118,7 +119,7 @@ fn no_block_with_a_prompt_has_another_language() {
 }
 
 #[test]
-fn files_of_the_checkout_that_commands_name_exist() {
+fn files_named_in_commands_exist() {
     let mut checked = 0;
     for (document, text) in documents() {
         for block in blocks(&text).into_iter().filter(|block| block.language == LANGUAGE) {

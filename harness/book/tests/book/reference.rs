@@ -57,7 +57,7 @@ fn the_book_explains_every_event() {
 }
 
 #[test]
-fn the_book_explains_every_class_of_errors() {
+fn book_explains_every_error_class() {
     let source = read(ERRORS);
     let classes: BTreeSet<&str> = literals(part(&source, "fn reason(&self)", "\n    }\n")).collect();
     assert!(classes.len() > 10, "{ERRORS} has classes that this test does not find: {classes:?}");
@@ -81,7 +81,7 @@ fn of_the_specification(code: &str) -> String {
 }
 
 #[test]
-fn the_book_explains_every_code_of_the_driver() {
+fn book_explains_every_csi_code() {
     let source = read(CODES);
     let body = part(&source, "fn code(&self)", "impl From<Error> for Status");
     let codes = body.split("Code::").skip(1);
@@ -96,7 +96,7 @@ fn the_book_explains_every_code_of_the_driver() {
 
 /// The book links to this table.
 #[test]
-fn the_readme_of_the_driver_explains_every_condition_of_a_volume() {
+fn driver_readme_explains_every_volume_condition() {
     let source = read(CONDITIONS);
     let conditions: BTreeSet<&str> = literals(part(&source, "fn as_str(self)", "\n    }\n")).collect();
     assert!(conditions.contains("StorageFailed"), "{conditions:?}");
@@ -124,7 +124,7 @@ fn parameters() -> BTreeSet<String> {
 }
 
 #[test]
-fn the_book_has_the_parameters_of_a_storage_class() {
+fn book_lists_every_storage_class_parameter() {
     let parameters = parameters();
     let rows = table(&read(STORAGE_CLASS), "## Parameters");
     let explained: BTreeSet<String> =

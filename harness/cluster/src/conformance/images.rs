@@ -166,8 +166,9 @@ registry.k8s.io/pause:3.10.2
 gcr.io/k8s-authenticated-test/agnhost:2.6
 ";
 
+    /// An image that the list lacks is an error.
     #[test]
-    fn an_image_has_all_tags_that_the_tests_use_and_a_missing_one_is_an_error() {
+    fn image_has_all_tags_of_tests() {
         assert_eq!(
             references(LISTED, TEST_IMAGES, "nginx").unwrap(),
             ["registry.k8s.io/e2e-test-images/nginx:1.15-4", "registry.k8s.io/e2e-test-images/nginx:1.27-0"]

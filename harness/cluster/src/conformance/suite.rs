@@ -162,8 +162,9 @@ fn require_same_release(session: &Session, tests: &GoModule, cluster: &GoModule)
 mod tests {
     use super::*;
 
+    /// The error lists the releases that have tests.
     #[test]
-    fn a_release_without_tests_is_refused_with_those_that_have_them() {
+    fn release_without_tests_is_refused() {
         let error = module(KubernetesMinor::V1_35).unwrap_err().to_string();
         assert!(error.contains("select one of 1.37, 1.36 with --kubernetes"), "{error}");
     }

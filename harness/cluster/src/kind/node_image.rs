@@ -121,7 +121,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_image_of_a_component_is_found_by_its_whole_name() {
+    fn image_is_found_by_whole_name() {
         let listed = "registry.example/kube-proxy:v1\nregistry.example/coredns/coredns:v2\nregistry.example/etcd:3-0\n";
         assert_eq!(reference(listed, "etcd").unwrap(), "registry.example/etcd:3-0");
         assert_eq!(reference(listed, "coredns").unwrap(), "registry.example/coredns/coredns:v2");
@@ -130,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn the_identity_depends_on_the_content_of_every_file() {
+    fn identity_depends_on_all_file_contents() {
         let dir = tempfile::tempdir().unwrap();
         let file = |name: &str, content: &str| {
             let path = dir.path().join(name);
@@ -152,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn the_sandbox_image_is_read_from_the_configuration() {
+    fn sandbox_image_comes_from_configuration() {
         let config =
             "[plugins.\"cri\"]\n  # use fixed sandbox image\n  sandbox_image = \"example/pause:3\"\n";
         assert_eq!(sandbox_image(config).unwrap(), "example/pause:3");

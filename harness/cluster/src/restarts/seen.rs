@@ -158,8 +158,9 @@ mod tests {
         seen.unexpected(&caused.causes()).into_iter().map(|finding| finding.text).collect()
     }
 
+    /// The report has the exit code of the previous instance.
     #[test]
-    fn a_restart_that_the_test_did_not_cause_is_reported_once_with_its_end() {
+    fn unexpected_restart_is_reported_once() {
         let (mut seen, caused) = (Seen::default(), Caused::default());
         seen.list([pod("a", 3, 0)].iter());
         seen.forgive(&caused.causes());
@@ -175,8 +176,9 @@ mod tests {
         assert!(texts(&mut seen, &caused).is_empty());
     }
 
+    /// A later list may be the first that counts the restart.
     #[test]
-    fn a_kill_explains_one_restart_of_its_container_whenever_it_is_counted() {
+    fn kill_explains_one_restart() {
         let (mut seen, caused) = (Seen::default(), Caused::default());
         caused.kill(&pod("a", 0, 0), "csi");
         seen.list([pod("a", 0, 0)].iter());
@@ -189,8 +191,9 @@ mod tests {
         assert!(texts[1].starts_with("container provisioner"), "{texts:?}");
     }
 
+    /// The kill happened before the watch began.
     #[test]
-    fn a_kill_before_the_watch_explains_no_later_restart() {
+    fn earlier_kill_explains_no_later_restart() {
         let (mut seen, caused) = (Seen::default(), Caused::default());
         for _ in 0..2 {
             caused.kill(&pod("a", 0, 0), "csi");
@@ -204,7 +207,7 @@ mod tests {
     }
 
     #[test]
-    fn a_reboot_explains_one_restart_of_each_container() {
+    fn reboot_explains_one_restart_per_container() {
         let (mut seen, caused) = (Seen::default(), Caused::default());
         caused.reboot([&pod("a", 0, 0)]);
         seen.list([pod("a", 1, 1)].iter());
@@ -215,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn a_restart_is_reported_although_its_pod_was_deleted_since() {
+    fn restart_of_deleted_pod_is_reported() {
         let (mut seen, caused) = (Seen::default(), Caused::default());
         caused.replace([&pod("a", 0, 0)]);
         seen.list([pod("a", 0, 0)].iter());
@@ -226,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn a_replaced_pod_is_reported_once_unless_the_test_replaced_it() {
+    fn unexpectedly_deleted_pod_is_reported_once() {
         let (mut seen, caused) = (Seen::default(), Caused::default());
         seen.list([pod("a", 0, 0), pod("b", 0, 0)].iter());
         caused.replace([&pod("a", 0, 0)]);
@@ -239,7 +242,7 @@ mod tests {
     }
 
     #[test]
-    fn a_new_pod_that_restarts_is_reported() {
+    fn restart_of_new_pod_is_reported() {
         let (mut seen, caused) = (Seen::default(), Caused::default());
         seen.list([].iter());
         seen.forgive(&caused.causes());

@@ -301,7 +301,7 @@ kubelet_volume_metric_collection_duration_seconds_sum{metric_source="statfs"} 99
 "#;
 
     #[test]
-    fn the_time_of_a_walk_is_without_directories_of_few_files() {
+    fn walk_time_excludes_small_directories() {
         let walks = Durations::parse(PAGE, Source::Walk).unwrap();
         assert_eq!(
             walks,
@@ -317,15 +317,17 @@ kubelet_volume_metric_collection_duration_seconds_sum{metric_source="statfs"} 99
         assert!(Durations::parse(&PAGE.replace("} 10.3", "} much"), Source::Walk).is_err());
     }
 
+    /// After a restart the counters are lower than those measured before.
     #[test]
-    fn measurements_before_a_restart_of_the_kubelet_are_not_subtracted() {
+    fn counters_of_restarted_kubelet_are_refused() {
         let before = Durations::parse(PAGE, Source::Walk).unwrap();
         assert_eq!(before.since(&before).unwrap(), Durations::default());
         assert!(Durations::default().since(&before).is_err());
     }
 
+    /// Only the selected pods in the namespace of the benchmarks count.
     #[test]
-    fn only_volumes_of_the_pods_in_the_namespace_of_benchmarks_are_read() {
+    fn only_volumes_of_benchmarks_are_read() {
         let pod = |namespace: &str, name: &str, inodes: u64| {
             json!({
                 "podRef": {"namespace": namespace, "name": name},
@@ -341,8 +343,9 @@ kubelet_volume_metric_collection_duration_seconds_sum{metric_source="statfs"} 99
         assert_eq!(inodes(&summary, &["walk-0".to_owned()]), expected);
     }
 
+    /// Each of its emptyDirs has a size limit.
     #[test]
-    fn a_pod_whose_emptydirs_have_quotas_has_a_user_namespace_and_size_limits() {
+    fn pod_with_quotas_has_user_namespace() {
         let spec = |source| pod("pod", source).unwrap().spec.unwrap();
         assert_eq!((spec(Source::Walk).host_users, spec(Source::Quota).host_users), (None, Some(false)));
         let volumes = spec(Source::Quota).volumes.unwrap();
@@ -352,7 +355,7 @@ kubelet_volume_metric_collection_duration_seconds_sum{metric_source="statfs"} 99
     }
 
     #[test]
-    fn a_container_mounts_each_emptydir_of_its_pod() {
+    fn container_mounts_each_emptydir() {
         let spec = pod("pod", Source::Walk).unwrap().spec.unwrap();
         let volumes: Vec<String> = spec.volumes.unwrap().into_iter().map(|volume| volume.name).collect();
         let mounts = spec.containers.into_iter().flat_map(|container| container.volume_mounts.unwrap());

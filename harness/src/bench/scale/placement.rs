@@ -237,7 +237,7 @@ mod tests {
     }
 
     #[test]
-    fn a_capacity_is_that_of_its_node() {
+    fn capacity_names_its_node() {
         let capacity = capacity("declared-00007", 7).unwrap();
         assert_eq!(capacity.metadata.name.as_deref(), Some("declared-00007-0000000000000007"));
         assert_eq!(capacity.node_topology.unwrap().match_labels.unwrap()[BY_NAME], "declared-00007");

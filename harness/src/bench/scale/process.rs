@@ -354,7 +354,7 @@ mod tests {
     }
 
     #[test]
-    fn a_response_has_a_status_and_a_body() {
+    fn response_has_status_and_body() {
         let parsed =
             parse_response("HTTP/1.0 503 Service Unavailable\r\nx: y\r\n\r\nnot yet\r\n\r\n").unwrap();
         assert_eq!(parsed, (503, "not yet\r\n\r\n".to_owned()));
@@ -362,7 +362,7 @@ mod tests {
     }
 
     #[test]
-    fn bytes_of_an_idle_process_are_subtracted() {
+    fn idle_traffic_is_subtracted() {
         let idle = Idle { requests_per_minute: 0.0, bytes_per_second: 10.0 };
         assert_eq!(idle.without(100, Duration::from_secs(3)), 70.0);
         assert_eq!(idle.without(20, Duration::from_secs(3)), 0.0, "fewer bytes than while nothing happened");

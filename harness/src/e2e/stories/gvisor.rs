@@ -236,7 +236,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_a_message_about_the_runtime_class_is_the_expected_rejection() {
+    fn only_runtime_class_rejection_is_expected() {
         let rejection = "pods \"a\" is forbidden: pod rejected: RuntimeClass \"a\" not found";
         assert!(is_rejected_for(rejection, "a") && !is_rejected_for(rejection, "b"));
         for other in ["pods \"a\" already exists", "pods \"a\" is forbidden: exceeded quota: pods"] {

@@ -220,8 +220,9 @@ fn claims_of(pod: &Pod) -> impl Iterator<Item = &str> {
 mod tests {
     use super::*;
 
+    /// Every claim has a path of its own.
     #[test]
-    fn half_of_the_load_is_block_and_every_claim_has_its_own_path() {
+    fn half_of_claims_are_block_volumes() {
         let users = users();
         let claims: Vec<_> = users.iter().flat_map(|user| &user.claims).collect();
         assert_eq!(claims.len(), 50);
@@ -234,8 +235,9 @@ mod tests {
         assert_eq!(container.volume_devices.as_ref().map(Vec::len), Some(5));
     }
 
+    /// A device can be missing, duplicate or leaked.
     #[test]
-    fn missing_duplicate_and_leaked_loop_devices_are_reported() {
+    fn wrong_loop_device_counts_are_reported() {
         let in_use = BTreeSet::from(["pvc-1".to_owned(), "pvc-2".to_owned()]);
         let judge = |images: &[&str]| {
             attachment_errors(&in_use, &images.iter().map(|image| (*image).to_owned()).collect::<Vec<_>>())

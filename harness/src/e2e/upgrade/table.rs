@@ -43,8 +43,9 @@ mod tests {
 
     use super::*;
 
+    /// The row has the outcome in each suite.
     #[test]
-    fn each_case_has_a_row_with_its_outcome_in_each_suite() {
+    fn each_case_has_a_row() {
         let mut report = Report::new();
         for (suite, name, outcome) in [
             ("up", "in use", Outcome::Passed),

@@ -157,8 +157,9 @@ mod tests {
         objects(&Manifests::from_text(text).unwrap()).unwrap()
     }
 
+    /// Environment variables have no order, and comments in a ConfigMap do not count.
     #[test]
-    fn the_order_of_variables_and_comments_in_a_config_map_are_no_difference() {
+    fn order_and_comments_are_no_difference() {
         let expected = parsed(
             "{kind: DaemonSet, apiVersion: apps/v1, metadata: {name: d}, spec: {env: [{name: a}, {name: b}]}}\n---\n\
              {kind: ConfigMap, apiVersion: v1, metadata: {name: c}, data: {f: \"# x\\na: 1\\n\"}}\n",
@@ -171,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn each_difference_names_its_object_and_its_field() {
+    fn differences_name_object_and_field() {
         let expected = parsed(
             "{kind: Role, apiVersion: v1, metadata: {name: r, namespace: n}, rules: [{verbs: [get]}], x: 1}\n---\n\
              {kind: Service, apiVersion: v1, metadata: {name: s}}\n",
@@ -193,14 +194,15 @@ mod tests {
     }
 
     #[test]
-    fn two_objects_of_one_name_are_an_error() {
+    fn duplicate_object_names_are_refused() {
         let text = "{kind: A, apiVersion: v1, metadata: {name: a}}\n---\n{kind: A, apiVersion: v1, metadata: {name: a}}";
         let error = objects(&Manifests::from_text(text).unwrap()).unwrap_err().to_string();
         assert_eq!(error, "A /a is rendered twice");
     }
 
+    /// The controller creates the storage classes, and Helm keeps the CSIDriver and the roles.
     #[test]
-    fn helm_keeps_the_roles_and_the_provisioners_keep_the_class() {
+    fn shared_objects_stay_with_their_owner() {
         let labels =
             "labels: {app.kubernetes.io/managed-by: loopfs-provisioner, app.kubernetes.io/instance: d}";
         let text = format!(

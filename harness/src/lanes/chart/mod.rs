@@ -349,8 +349,9 @@ fn same(expected: &Objects, found: &Manifests) -> Result<()> {
 mod tests {
     use super::names_of_the_first;
 
+    /// The names of another release begin with its own prefix.
     #[test]
-    fn prefixed_names_belong_to_no_other_release() {
+    fn names_of_other_releases_are_ignored() {
         let text = r#"["/loopfs-csi", "second-loopfs-a", ":loopfs-(b|c)$", "loopfs-d.e"]"#;
         assert_eq!(names_of_the_first(text), ["loopfs-", "loopfs-d"]);
     }

@@ -438,7 +438,7 @@ mod tests {
 
     /// A value that no test sets may have no effect.
     #[test]
-    fn each_value_of_the_chart_is_set_to_another_one() {
+    fn each_chart_value_is_tested() {
         let values = serde_norway::from_str(include_str!("../../../../csi/chart/values.yaml")).unwrap();
         let accepted: BTreeSet<String> =
             accepted(KubernetesMinor::V1_36).iter().flat_map(|accepted| keys(&accepted.values)).collect();

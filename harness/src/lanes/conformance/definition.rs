@@ -241,7 +241,7 @@ type TimeoutContext struct {
     }
 
     #[test]
-    fn a_definition_with_keys_of_the_types_is_accepted() {
+    fn definition_with_known_keys_is_accepted() {
         assert_eq!(problems(&complete()), Vec::<String>::new());
     }
 
@@ -254,7 +254,7 @@ type TimeoutContext struct {
     #[case::behind_a_pointer("/DriverInfo/Options", "NumRestarts")]
     #[case::of_the_timeouts("/Timeouts", "PodStarts")]
     #[case::of_the_capabilities("/DriverInfo/Capabilities", "blocks")]
-    fn a_key_that_the_suite_ignores_is_named(#[case] below: &str, #[case] key: &str) {
+    fn key_ignored_by_suite_is_reported(#[case] below: &str, #[case] key: &str) {
         let mut definition = complete();
         definition.pointer_mut(below).unwrap()[key] = json!({});
         let problems = problems(&definition);
@@ -263,14 +263,14 @@ type TimeoutContext struct {
     }
 
     #[test]
-    fn a_capability_that_the_definition_does_not_decide_about_is_named() {
+    fn missing_capability_is_reported() {
         let mut definition = complete();
         definition["DriverInfo"]["Capabilities"] = json!({"block": true});
         assert_eq!(problems(&definition), ["DriverInfo.Capabilities.cloning is missing: add true or false"]);
     }
 
     #[test]
-    fn sources_without_the_types_are_an_error() {
+    fn sources_without_types_are_refused() {
         let found = Types::default().problems(&json!({}));
         assert!(found[0].contains("no fields of the type driverDefinition"), "{found:?}");
         assert!(found.iter().any(|problem| problem.contains("no constants")), "{found:?}");

@@ -107,14 +107,14 @@ mod tests {
     const NEWEST: KubernetesMinor = KubernetesMinor::V1_37;
 
     #[test]
-    fn an_entry_without_a_reason_is_refused() {
+    fn entry_without_reason_is_refused() {
         let text = "skipped: [{message: no snapshots, reason: ' '}]\nnotStarted: []\nquick: []\n";
         let error = SpecList::parse(text, NEWEST).unwrap_err().to_string();
         assert!(error.contains("\"no snapshots\" has no reason"), "{error}");
     }
 
     #[test]
-    fn an_entry_applies_in_the_releases_that_it_names() {
+    fn entry_applies_in_its_releases_only() {
         let text = "skipped: []\nnotStarted: [{text: a, reason: r}, {text: b, reason: r, releases: ['1.36']}]\nquick: []\n";
         for (minor, expected) in [(KubernetesMinor::V1_36, &["a", "b"][..]), (NEWEST, &["a"])] {
             let list = SpecList::parse(text, minor).unwrap();
@@ -131,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn the_committed_list_can_be_read_and_names_each_skip_once() {
+    fn committed_list_has_no_duplicates() {
         let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
         let path = root.join(super::super::DIRECTORY).join(super::super::LIST);
         for minor in KubernetesMinor::ALL {

@@ -277,7 +277,7 @@ mod tests {
     }
 
     #[test]
-    fn a_spec_that_is_not_started_is_a_case_with_the_listed_reason() {
+    fn unstarted_spec_is_skipped_with_reason() {
         let mut report = Report::new();
         let runs = read(&[("stores", "passed"), ("takes any source", "skipped")]);
         assert_eq!(complete(&runs, &list(), &mut report), Vec::<String>::new());
@@ -285,8 +285,9 @@ mod tests {
         assert_eq!(report.cases[0].outcome, Outcome::Skipped("no image".to_owned()));
     }
 
+    /// No phase selected the spec, and the entry of the list matches nothing.
     #[test]
-    fn a_spec_that_no_phase_selected_and_an_entry_of_no_use_are_named() {
+    fn unselected_specs_and_entries_are_reported() {
         let runs = read(&[("stores", "passed"), ("expands", "skipped")]);
         let problems = complete(&runs, &list(), &mut Report::new());
         assert!(problems[0].contains("no phase selected: 1:\n  External Storage expands"));
@@ -297,14 +298,14 @@ mod tests {
     }
 
     #[test]
-    fn a_text_of_no_selected_spec_is_named() {
+    fn text_without_selected_spec_is_reported() {
         let runs = read(&[("stores", "failed"), ("expands", "skipped")]);
         assert_eq!(not_found(&runs, &["stor".to_owned()]), Vec::<String>::new());
         assert_eq!(not_found(&runs, &["expands".to_owned()]).len(), 1);
     }
 
     #[test]
-    fn a_quick_spec_that_did_not_pass_is_named() {
+    fn quick_spec_must_pass() {
         assert_eq!(not_passed(&read(&[("stores", "passed")]), &list()), Vec::<String>::new());
         let problems = not_passed(&read(&[("stores", "skipped")]), &list());
         assert!(problems.len() == 1 && problems[0].contains("\"stores\""), "{problems:?}");

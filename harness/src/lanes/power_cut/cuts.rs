@@ -197,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn an_operation_spans_from_its_intent_to_its_done() {
+    fn operation_spans_from_intent_to_done() {
         let spans = spans(&log());
         assert_eq!(spans.len(), OPERATIONS.len(), "the last was not done");
         assert_eq!(spans[0], Span { what: "0 create Filesystem t0-1".to_owned(), writes: 3..6 });
@@ -205,8 +205,9 @@ mod tests {
         assert_eq!((count("release"), count("create Filesystem"), count("create")), (1, 1, 2));
     }
 
+    /// Equal seeds give equal cuts.
     #[test]
-    fn every_operation_is_cut_in_its_middle_and_after_it_and_equal_seeds_cut_alike() {
+    fn operations_are_cut_midway_and_after() {
         let log = log();
         let all = cuts(&log, 7).unwrap();
         assert_eq!(all, cuts(&log, 7).unwrap());
@@ -220,8 +221,9 @@ mod tests {
         assert!(cuts(&log[..20], 7).is_err(), "an operation is missing");
     }
 
+    /// The marks in the log survive.
     #[test]
-    fn marks_survive_and_unflushed_writes_are_lost() {
+    fn only_unflushed_writes_are_lost() {
         let log = log();
         let cuts = cuts(&log, 7).unwrap();
         let read = |name: &str| {

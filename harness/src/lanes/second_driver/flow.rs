@@ -206,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn a_check_of_the_capacity_must_fail_for_the_expected_reason() {
+    fn capacity_check_fails_for_expected_reason() {
         let message = "volume-check: 1064960 bytes fit into a volume of 1048576, which is too many\n";
         let Outcome::ExpectedFailure(reason) = judge(&output(false, message), "which is too many") else {
             panic!("not expected")
@@ -214,8 +214,9 @@ mod tests {
         assert!(reason.starts_with(NO_SIZE) && reason.ends_with("too many"), "{reason}");
     }
 
+    /// The check passes, or fails for another reason than expected.
     #[test]
-    fn a_check_that_passes_or_fails_otherwise_is_a_failure() {
+    fn unexpected_check_result_is_failure() {
         for (succeeded, stderr, expected) in
             [(true, "", "make it an ordinary check"), (false, "no such file", "another reason")]
         {

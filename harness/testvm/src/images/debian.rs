@@ -227,7 +227,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn debian_mirror_returns_the_mirror_of_the_archive() {
+    fn mirror_of_each_archive_is_found() {
         let listing = "\
 Vendor|Vendor Tools|http://vendor.invalid/apt/
 Debian|Debian-Security|http://mirror.invalid/debian-security/
@@ -241,7 +241,7 @@ Debian|Debian|http://mirror.invalid/debian/";
     }
 
     #[test]
-    fn is_transport_is_true_only_for_transport_options_with_a_value() {
+    fn only_nonempty_transport_options_count() {
         assert!(is_transport("Acquire::http::Proxy \"http://proxy.invalid:3128\";"));
         assert!(!is_transport("Acquire::http \"\";"));
         assert!(!is_transport("Acquire::http::Proxy \"\";"));

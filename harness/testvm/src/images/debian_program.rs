@@ -243,6 +243,7 @@ mod tests {
 
     use super::*;
 
+    /// The program needs itself and the libraries that it loads.
     #[rstest]
     #[case("usr/sbin/losetup", true)]
     #[case("usr/sbin/swapon", false)]
@@ -252,7 +253,7 @@ mod tests {
     #[case("usr/lib/x86_64-linux-gnu/libc.so.6", true)]
     #[case("usr/lib/x86_64-linux-gnu/gconv/libc.so.6", false)]
     #[case("usr/lib/x86_64-linux-gnu/ld-linux-x86-64.so.2", true)]
-    fn only_the_program_and_the_libraries_that_it_loads_are_taken(#[case] path: &str, #[case] taken: bool) {
+    fn only_needed_files_are_taken(#[case] path: &str, #[case] taken: bool) {
         assert_eq!(LOSETUP.place(Path::new(path)).is_some(), taken);
     }
 
@@ -265,12 +266,12 @@ mod tests {
     #[case("usr/lib/x86_64-linux-gnu/xtables/libxt_comment.so", true)]
     #[case("usr/lib/x86_64-linux-gnu/gconv/IBM037.so", false)]
     #[case("usr/share/xtables/pf.os", false)]
-    fn the_extensions_of_a_program_are_taken_too(#[case] path: &str, #[case] taken: bool) {
+    fn program_extensions_are_taken_too(#[case] path: &str, #[case] taken: bool) {
         assert_eq!(IPTABLES.place(Path::new(path)).is_some(), taken);
     }
 
     #[test]
-    fn the_key_depends_on_the_files_that_are_kept() {
+    fn key_depends_on_kept_files() {
         let program = |libraries, extensions| DebianProgram {
             package: "p",
             path: "/usr/bin/p",

@@ -150,7 +150,7 @@ Inst libacl1 [2.3.1-1] (1:2.3.2-2+b1 Debian:13.8/stable [amd64])
 ";
 
     #[test]
-    fn every_package_of_a_simulation_has_its_version() {
+    fn simulated_packages_have_their_versions() {
         let packages = parse_simulation(PRINTED);
         assert_eq!(
             lines(&packages),
@@ -160,7 +160,7 @@ Inst libacl1 [2.3.1-1] (1:2.3.2-2+b1 Debian:13.8/stable [amd64])
     }
 
     #[test]
-    fn changes_list_new_other_and_missing_versions() {
+    fn changes_list_all_version_differences() {
         let old = parse_lines("a 1\nb 1\nc 1");
         let new = parse_lines("a 1\nb 2\nd 1");
         assert_eq!(changes(&old, &new), ["b 1 -> 2", "c 1 -> none", "d none -> 1"]);
@@ -168,7 +168,7 @@ Inst libacl1 [2.3.1-1] (1:2.3.2-2+b1 Debian:13.8/stable [amd64])
     }
 
     #[test]
-    fn a_record_is_read_as_it_was_written() {
+    fn written_record_is_read_back() {
         let dir = tempfile::tempdir().unwrap();
         let record = dir.path().join("record");
         assert_eq!(read(&record).unwrap(), None);

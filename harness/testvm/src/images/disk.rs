@@ -220,7 +220,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_copy_has_the_same_bytes_and_the_same_holes() {
+    fn copy_has_same_bytes_and_holes() {
         let dir = tempfile::tempdir().unwrap();
         let (image, target) = (dir.path().join("image"), dir.path().join("copy"));
         let mut file = File::create(&image).unwrap();
@@ -234,8 +234,9 @@ mod tests {
         assert!(fs::metadata(&target).unwrap().blocks() * 512 < 1 << 20);
     }
 
+    /// A failed edit is an error.
     #[tokio::test]
-    async fn an_ext4_image_is_changed_and_a_failed_change_is_an_error() {
+    async fn ext4_image_is_edited() {
         let dir = tempfile::tempdir().unwrap();
         let content = dir.path().join("content");
         fs::create_dir_all(content.join("bin")).unwrap();
@@ -257,8 +258,9 @@ mod tests {
         assert!(edit_ext4(&image, &[Edit::Remove { path: "/bin/a b" }]).await.is_err());
     }
 
+    /// A sound file system passes.
     #[tokio::test]
-    async fn a_corrupt_xfs_is_found_and_a_sound_one_passes() {
+    async fn corrupt_xfs_is_found() {
         let dir = tempfile::tempdir().unwrap();
         let image = dir.path().join("image");
         xfs(&image, 300).await.unwrap();
@@ -272,7 +274,7 @@ mod tests {
     }
 
     #[test]
-    fn a_copy_of_nothing_but_holes_works() {
+    fn image_without_data_is_copied() {
         let dir = tempfile::tempdir().unwrap();
         let (image, target) = (dir.path().join("image"), dir.path().join("copy"));
         sparse(&image, 3).unwrap();

@@ -160,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn parents_come_before_their_files_and_only_once() {
+    fn parents_precede_their_files_once() {
         let names: Vec<String> = entries(&sample()).into_iter().map(|(name, ..)| name).collect();
         assert_eq!(names, ["init", "a", "a/b", "a/b/c", "a/b/d", "dev", "dev/console", "link"]);
     }
@@ -175,8 +175,9 @@ mod tests {
         assert_eq!(entries[7], ("link".to_owned(), 0o120_777, 5));
     }
 
+    /// The padding lets another archive follow.
     #[test]
-    fn another_archive_can_follow_and_equal_input_is_equal_output() {
+    fn archive_is_padded_and_reproducible() {
         assert_eq!(sample().len() % 512, 0);
         assert_eq!(sample(), sample());
     }

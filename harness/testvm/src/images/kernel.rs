@@ -278,8 +278,9 @@ mod tests {
         assert!(depends(b"\0depends=\0").is_empty());
     }
 
+    /// Each module is listed once.
     #[tokio::test]
-    async fn a_module_is_listed_once_and_after_its_dependencies() {
+    async fn modules_follow_their_dependencies() {
         let dir = tempfile::tempdir().unwrap();
         for (name, depends) in [("xfs", "libcrc32c"), ("libcrc32c", ""), ("br-net", "libcrc32c")] {
             fs::write(dir.path().join(format!("{name}.ko")), format!("\0depends={depends}\0")).unwrap();

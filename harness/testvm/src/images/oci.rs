@@ -270,8 +270,9 @@ fn architecture() -> Result<&'static str> {
 mod tests {
     use super::*;
 
+    /// A descriptor has the digest and the size of its blob.
     #[test]
-    fn every_descriptor_has_the_digest_and_size_of_its_blob() {
+    fn descriptors_match_their_blobs() {
         let dir = tempfile::tempdir().unwrap();
         let (program, target) = (dir.path().join("program"), dir.path().join("image.tar"));
         fs::write(&program, "content").unwrap();
@@ -299,8 +300,9 @@ mod tests {
         assert_eq!(self::entries(layer.as_slice()).unwrap()["program"], b"content");
     }
 
+    /// A truncated archive is refused too, and the error has its path.
     #[test]
-    fn an_archive_that_is_cut_off_or_damaged_is_refused_by_its_name() {
+    fn damaged_archive_is_refused() {
         let dir = tempfile::tempdir().unwrap();
         let (program, target) = (dir.path().join("program"), dir.path().join("image.tar"));
         fs::write(&program, "content").unwrap();
@@ -326,8 +328,9 @@ mod tests {
         refused(&damaged);
     }
 
+    /// Its entries are a directory, a program and a link, and its command is set.
     #[test]
-    fn an_image_with_two_names_has_its_links_and_directories_and_its_command() {
+    fn image_has_all_names_and_entries() {
         let dir = tempfile::tempdir().unwrap();
         let (program, target) = (dir.path().join("program"), dir.path().join("image.tar"));
         fs::write(&program, "content").unwrap();
@@ -367,7 +370,7 @@ mod tests {
     }
 
     #[test]
-    fn an_image_without_a_name_or_without_a_program_to_run_is_refused() {
+    fn image_without_name_or_program_fails() {
         let dir = tempfile::tempdir().unwrap();
         let target = dir.path().join("image.tar");
         let unnamed = Image { entrypoint: vec!["/x".into()], ..Image::default() };
@@ -376,7 +379,7 @@ mod tests {
     }
 
     #[test]
-    fn the_same_files_give_the_same_bytes() {
+    fn same_files_give_same_bytes() {
         let dir = tempfile::tempdir().unwrap();
         let program = dir.path().join("program");
         fs::write(&program, "content").unwrap();

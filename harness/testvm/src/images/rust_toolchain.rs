@@ -136,6 +136,7 @@ mod tests {
 
     use super::*;
 
+    /// It has the compiler and the libraries of the compiler.
     #[rstest]
     #[case("usr/bin/rustc", Some("bin/rustc"))]
     #[case("usr/bin/rustdoc", None)]
@@ -145,15 +146,12 @@ mod tests {
     #[case("lib/x86_64-linux-gnu/libc.so.6", None)]
     #[case("usr/lib/rustlib/aarch64-unknown-linux-gnu/lib", None)]
     #[case("usr/lib/rustlib/a/lib/libstd-1.rlib", Some("lib/rustlib/a/lib/libstd-1.rlib"))]
-    fn the_toolchain_has_the_compiler_its_libraries_and_no_c_library(
-        #[case] path: &str,
-        #[case] expected: Option<&str>,
-    ) {
+    fn toolchain_excludes_the_c_library(#[case] path: &str, #[case] expected: Option<&str>) {
         assert_eq!(place(Path::new(path)), expected.map(PathBuf::from));
     }
 
     #[test]
-    fn the_script_is_executable_and_written_once() {
+    fn script_is_executable_and_written_once() {
         let directory = tempfile::tempdir().unwrap();
         let path = write_script(directory.path()).unwrap();
         let written = fs::metadata(&path).unwrap();

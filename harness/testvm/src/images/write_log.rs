@@ -144,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn a_log_ends_before_an_incomplete_entry() {
+    fn log_ends_before_incomplete_entry() {
         let whole = log();
         assert_eq!(parse(&whole[..whole.len() - 1]).unwrap().len(), 3);
         // Space for an entry was allocated, but the entry is not written yet.
@@ -157,8 +157,9 @@ mod tests {
         assert_eq!(parse(&counted).unwrap().len(), 1);
     }
 
+    /// `flushed` counts the entries that every power cut preserves.
     #[test]
-    fn flushed_writes_survive_and_replay_selects_the_others() {
+    fn replay_writes_only_selected_entries() {
         let entries = parse(&log()).unwrap();
         assert_eq!([0, 1, 2, 3, 4].map(|at| flushed(&entries, at)), [0, 0, 2, 2, 2]);
         let disk = tempfile::NamedTempFile::new().unwrap();

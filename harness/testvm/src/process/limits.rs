@@ -57,8 +57,9 @@ mod tests {
         program.run().await.unwrap_err().to_string()
     }
 
+    /// The whole process group is stopped, and the error has the output.
     #[tokio::test]
-    async fn a_program_that_exceeds_a_limit_is_stopped_with_its_group_and_the_error_has_its_output() {
+    async fn program_exceeding_a_limit_is_stopped() {
         let brief = Duration::from_millis(300);
         let overdue = Limits { total: brief, silence: None };
         let error = reason("echo fetching a; sleep 1000 & echo $!; wait", overdue).await;
@@ -70,8 +71,9 @@ mod tests {
         assert!(error.contains("wrote nothing for 0.3 s") && error.contains("fetching b"), "{error}");
     }
 
+    /// It runs for longer than the limit on its silence.
     #[tokio::test]
-    async fn a_program_that_goes_on_writing_is_not_stopped_for_its_silence() {
+    async fn writing_program_is_not_stopped() {
         let limits = Limits { total: Duration::from_secs(600), silence: Some(Duration::from_secs(1)) };
         let program = Program::new("sh").args(["-c", "for i in 1 2 3 4 5 6; do sleep 0.4; echo $i; done"]);
         Program { limits, ..program }.run().await.unwrap();

@@ -274,13 +274,13 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn input_and_output_of_a_program_are_passed() {
+    async fn input_and_output_are_passed() {
         let finished = shell("cat; echo problem >&2").input("hello").run().await.unwrap();
         assert_eq!((finished.stdout.as_str(), finished.stderr.as_str()), ("hello", "problem\n"));
     }
 
     #[tokio::test]
-    async fn a_failure_names_the_program_its_status_and_its_last_output() {
+    async fn failure_has_status_and_last_output() {
         let error = shell("echo no space left >&2; exit 3").run().await.unwrap_err().to_string();
         assert!(error.contains("sh ended with exit status: 3") && error.contains("no space left"), "{error}");
     }
@@ -292,7 +292,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn only_programs_that_download_have_the_proxies_of_the_environment() {
+    async fn only_downloading_programs_use_proxies() {
         // The environment of this process cannot be changed safely, so the check runs in a child with these variables.
         let proxies = ["HTTP_PROXY", "https_proxy", "All_Proxy"];
         let child = proxies.iter().fold(Program::new(std::env::current_exe().unwrap()), |child, name| {
@@ -302,7 +302,7 @@ mod tests {
     }
 
     #[tokio::test]
-    #[ignore = "the test only_programs_that_download_have_the_proxies_of_the_environment runs it with proxies"]
+    #[ignore = "the test only_downloading_programs_use_proxies runs it with proxies"]
     async fn with_proxies() {
         let proxies = |printed: &str| printed.matches("=http://proxy.invalid:3128\n").count();
         let other = Program::new("env").run().await.unwrap().stdout;
@@ -313,7 +313,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn dropping_the_owner_leaves_no_process_of_the_group() {
+    async fn dropping_kills_the_process_group() {
         let dir = tempfile::tempdir().unwrap();
         let log = dir.path().join("log");
         let process = shell("sleep 1000 & echo $!; wait").log(&log).spawn().unwrap();
@@ -326,13 +326,13 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn remaining_processes_of_a_finished_program_are_killed() {
+    async fn remaining_processes_of_program_are_killed() {
         let finished = shell("sleep 1000 >/dev/null 2>&1 & echo $!").run().await.unwrap();
         assert!(ends_soon(finished.stdout.trim().parse().unwrap()).await);
     }
 
     #[tokio::test]
-    async fn stop_sends_sigkill_if_sigterm_is_ignored() {
+    async fn stop_sends_sigkill_after_ignored_sigterm() {
         let dir = tempfile::tempdir().unwrap();
         let log = dir.path().join("log");
         let process =
@@ -343,7 +343,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn lines_of_standard_error_are_passed_as_they_arrive() {
+    async fn stderr_lines_are_passed_on() {
         let (sender, lines) = mpsc::channel();
         let finished = shell("echo one >&2; echo two >&2")
             .on_stderr_line(move |line| sender.send(line.to_owned()).unwrap())

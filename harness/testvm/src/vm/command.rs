@@ -151,7 +151,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_comma_in_a_path_is_doubled() {
+    fn comma_in_path_is_doubled() {
         assert_eq!(escape(Path::new("/d/a,b.ext4")), "/d/a,,b.ext4");
     }
 }

@@ -211,8 +211,9 @@ mod tests {
         Watcher::new("node-1", ExpectedLines::default())
     }
 
+    /// The tail has a limited number of lines.
     #[test]
-    fn the_first_fatal_line_is_the_cause_and_the_tail_is_bounded() {
+    fn first_fatal_line_is_the_cause() {
         let mut watcher = watcher();
         watcher.line("[    2.0] Oops: 0002 [#1] SMP");
         for index in 0..200 {
@@ -224,8 +225,9 @@ mod tests {
         assert!(watcher.tail().ends_with("Fatal exception"));
     }
 
+    /// The text has the machine, and a repeated fault counts once.
     #[test]
-    fn the_first_faults_are_named_with_the_machine_and_the_others_counted() {
+    fn first_faults_are_listed_others_counted() {
         let mut watcher = watcher();
         watcher.line("[    2.0] XFS (vda): Ending clean mount");
         assert_eq!(watcher.faults(), None);
@@ -243,8 +245,9 @@ mod tests {
         assert_eq!(watcher.fatal(), None);
     }
 
+    /// PID 1 writes the final line.
     #[test]
-    fn a_console_is_complete_with_the_last_line_of_pid_1() {
+    fn console_without_final_line_is_incomplete() {
         let mut watcher = watcher();
         watcher.line("[    2.0] reboot: Power down");
         assert_eq!(watcher.end_faults().len(), 1);
@@ -256,7 +259,7 @@ mod tests {
     #[case::linux_6_1("[    3.093098] int3: 0000 [#1] PREEMPT SMP NOPTI", true)]
     #[case::linux_6_12("[    3.428101] Oops: int3: 0000 [#1] PREEMPT SMP NOPTI", true)]
     #[case::another_fault("[    2.0] Oops: general protection fault: 0000 [#1] SMP", false)]
-    fn a_breakpoint_of_the_kernel_is_recognised(#[case] line: &str, #[case] ran_breakpoint: bool) {
+    fn kernel_breakpoint_is_recognised(#[case] line: &str, #[case] ran_breakpoint: bool) {
         let mut watcher = watcher();
         watcher.line(line);
         watcher.line("[    3.454089] Kernel panic - not syncing: Fatal exception in interrupt");

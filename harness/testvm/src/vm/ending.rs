@@ -153,8 +153,9 @@ async fn read_reports(
 mod tests {
     use super::*;
 
+    /// A logged disk keeps its writes as well.
     #[test]
-    fn the_checked_disks_are_those_with_an_xfs_that_keep_their_writes() {
+    fn only_persistent_xfs_disks_are_checked() {
         let dir = tempfile::tempdir().unwrap();
         let disk = |name: &str, content: &str, mode| {
             let image = dir.path().join(name);

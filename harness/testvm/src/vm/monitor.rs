@@ -141,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn an_error_of_the_host_names_the_disk_and_the_cause() {
+    fn host_error_has_disk_and_cause() {
         // Captured from QEMU 10.0.
         let line = r##"{"timestamp": {"seconds": 1, "microseconds": 2}, "event": "BLOCK_IO_ERROR", "data": {"device": "disk1", "node-name": "#block345", "nospace": true, "reason": "No space left on device", "operation": "write", "action": "stop"}}"##;
         let text = message(line, &disks()).unwrap();
@@ -152,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_is_the_result_or_the_error_of_a_command() {
+    fn result_or_error_is_an_answer() {
         assert!(is_answer(r#"{"return": {}}"#));
         assert!(is_answer(r#"{"error": {"class": "GenericError", "desc": "there is no console"}}"#));
         for line in [r#"{"QMP": {"capabilities": []}}"#, r#"{"event": "RESUME", "timestamp": {}}"#, "[]", ""]

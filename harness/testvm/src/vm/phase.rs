@@ -59,8 +59,9 @@ impl ExitReason {
 mod tests {
     use super::*;
 
+    /// The text of the verdict is kept.
     #[test]
-    fn a_fault_outweighs_the_verdict_and_keeps_its_text() {
+    fn fault_outweighs_the_verdict() {
         let faults = ["the disk data: corrupt".to_owned()];
         assert_eq!(ExitReason::Passed.with_faults(&[]), ExitReason::Passed);
         assert_eq!(ExitReason::Failed("a".into()).with_faults(&[]), ExitReason::Failed("a".into()));

@@ -67,8 +67,9 @@ fn file_name(source: &str) -> String {
 mod tests {
     use super::*;
 
+    /// Each source has one file, even if its name has `..`.
     #[test]
-    fn each_source_has_a_file_inside_the_directory() {
+    fn log_files_stay_inside_the_directory() {
         let dir = tempfile::tempdir().unwrap();
         let mut logs = Logs::new(dir.path().to_owned()).unwrap();
         logs.line("kubelet", "one").unwrap();

@@ -300,7 +300,7 @@ mod tests {
     }
 
     #[test]
-    fn an_archive_is_read_back_with_its_digests_files_and_labels() {
+    fn written_archive_is_read_back() {
         let (_directory, target, digests) = archive();
         let contents = read(&target).unwrap();
         assert_eq!(contents.digests, digests);
@@ -317,7 +317,7 @@ mod tests {
     }
 
     #[test]
-    fn the_order_of_the_entries_does_not_change_the_archive() {
+    fn entry_order_does_not_change_archive() {
         let (directory, target, digests) = archive();
         let mut reversed = index(directory.path());
         reversed.platforms.iter_mut().for_each(|platform| platform.entries.reverse());
@@ -341,7 +341,7 @@ mod tests {
     }
 
     #[test]
-    fn two_platforms_of_one_architecture_are_refused() {
+    fn duplicate_architectures_are_refused() {
         let directory = tempfile::tempdir().unwrap();
         let mut twice = index(directory.path());
         twice.platforms[1].architecture = "amd64".into();
