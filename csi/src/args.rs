@@ -51,13 +51,13 @@ pub struct Args {
     /// Interval in seconds at which the driver checks the condition of all volumes, if metrics are served, and searches for files that
     /// are charged to another volume
     #[arg(long, default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..=86_400))]
-    pub audit_interval: u64,
+    pub check_interval: u64,
 
     /// Walk the directories of all volumes, for up to a twentieth of the time, to find files that carry the project id of another volume and
     /// so use up its limit. They are searched for anyway if the project id of a deleted volume does not become free, or a volume
     /// becomes full
     #[arg(long)]
-    pub audit_projects: bool,
+    pub search_projects: bool,
 
     /// Put such files back into the project of the volume that holds them, also beyond its limit
     #[arg(long)]
@@ -93,8 +93,8 @@ mod tests {
 
     /// The chart and the units of systemd pass on the options of administrators without a check.
     #[rstest]
-    #[case::unknown("--audits=300")]
-    #[case::below_the_range("--audit-interval=0")]
+    #[case::unknown("--checks=300")]
+    #[case::below_the_range("--check-interval=0")]
     #[case::in_the_manifests_already("--data-dir=/e")]
     fn errors_name_the_invalid_option(#[case] option: &str) {
         let error = Args::try_parse_from(BASE.into_iter().chain([option])).unwrap_err().to_string();

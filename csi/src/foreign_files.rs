@@ -3,7 +3,7 @@
 //!
 //! The owner of a file can give it the project id of another tenant's volume. Which trees to walk for such files is decided
 //! from evidence that costs a few system calls for each volume: a deleted volume whose project id does not drain, a volume
-//! that is full, and what earlier searches recorded. `--audit-projects` walks all trees, with rests.
+//! that is full, and what earlier searches recorded. `--search-projects` walks all trees, with rests.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -287,7 +287,7 @@ mod tests {
         assert_eq!(
             plan(evidence.clone(), &history, true, now).0,
             Scope::All,
-            "--audit-projects searches all volumes"
+            "--search-projects searches all volumes"
         );
         let (scope, next) = plan(evidence.clone(), &history, false, now);
         assert_eq!(scope, expected);

@@ -10,9 +10,9 @@ use prometheus_client::registry::Registry;
 use tokio::sync::watch;
 use tonic::transport::Endpoint;
 
-use crate::audit::ConditionAudit;
 use crate::blocking;
 use crate::calls::Calls;
+use crate::condition_checks::ConditionChecks;
 use crate::socket::SocketPath;
 use crate::storage::{Probe, Readiness, StorageMonitor};
 
@@ -31,7 +31,7 @@ const NOT_REGISTERED: &str = "the kubelet has not registered the driver; check t
 pub(crate) struct DriverHealthEndpoints {
     pub(crate) monitor: Arc<StorageMonitor>,
     pub(crate) probe: Arc<Probe>,
-    pub(crate) audit: Arc<ConditionAudit>,
+    pub(crate) condition_checks: Arc<ConditionChecks>,
     pub(crate) calls: Calls,
     /// The driver's own sockets.
     pub(crate) sockets: Vec<SocketPath>,
@@ -43,11 +43,11 @@ impl service::HealthEndpoints for DriverHealthEndpoints {
     async fn metrics(&self) -> Result<Registry, String> {
         let mut registry = service::registry(PREFIX);
         self.calls.register(&mut registry);
-        let (monitor, audit) = (Arc::clone(&self.monitor), Arc::clone(&self.audit));
+        let (monitor, condition_checks) = (Arc::clone(&self.monitor), Arc::clone(&self.condition_checks));
         let registered = blocking::run(move || {
             // Findings about storage that is unavailable are out of date.
             if monitor.register(&mut registry) {
-                audit.register(&mut registry);
+                condition_checks.register(&mut registry);
             }
             Ok(registry)
         });
@@ -109,7 +109,7 @@ mod tests {
     use service::documentation;
 
     use super::*;
-    use crate::audit::ConditionFindings;
+    use crate::condition_checks::ConditionFindings;
     use crate::storage::metrics::register_counts;
 
     #[test]

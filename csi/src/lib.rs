@@ -47,11 +47,11 @@ use tonic::transport::Server;
 
 mod args;
 pub mod async_fd;
-mod audit;
 mod background;
 mod blocking;
 mod calls;
 mod changes;
+mod condition_checks;
 mod connection;
 pub mod connection_limit;
 mod custody;
@@ -70,10 +70,10 @@ mod storage;
 pub mod volume_mounts;
 
 pub use args::Args;
-use audit::ConditionAudit;
 use background::TrashCleanup;
 use calls::{Calls, Metered};
 use changes::Changes;
+use condition_checks::ConditionChecks;
 use csi_wire::csi::controller_server::ControllerServer;
 use csi_wire::csi::identity_server::IdentityServer;
 use csi_wire::csi::node_server::NodeServer;
@@ -142,16 +142,17 @@ pub async fn serve(args: Args, stop: CancellationToken) -> anyhow::Result<()> {
         tasks.try_spawn("control socket", parts.clone().serve_control(socket, custody, stop.clone()));
     }
     tasks.spawn_until_stop("probe", Arc::clone(&parts.probe).run());
-    let audit = Arc::new(ConditionAudit::new(Duration::from_secs(args.audit_interval)));
+    let condition_checks = Arc::new(ConditionChecks::new(Duration::from_secs(args.check_interval)));
     if args.health.metrics_address.is_some() {
-        let auditing = Arc::clone(&audit).run(parts.operations.clone(), Arc::clone(&parts.monitor));
-        tasks.spawn_until_stop("audit", auditing);
+        let checking =
+            Arc::clone(&condition_checks).run(parts.operations.clone(), Arc::clone(&parts.monitor));
+        tasks.spawn_until_stop("condition checks", checking);
     }
     if let Some(listeners) = Listeners::bind(args.health).await? {
         let endpoints = DriverHealthEndpoints {
             monitor: Arc::clone(&parts.monitor),
             probe: Arc::clone(&parts.probe),
-            audit,
+            condition_checks,
             calls: parts.calls.clone(),
             sockets,
             registered: registrar.as_ref().map(|registrar| registrar.registered.subscribe()),
@@ -191,8 +192,8 @@ impl Parts {
         let trash_cleanup =
             Arc::new(TrashCleanup::new(Arc::clone(&monitor), Arc::clone(&foreground), Arc::clone(&changes)));
         let search = SearchSettings {
-            interval: Duration::from_secs(args.audit_interval),
-            all: args.audit_projects,
+            interval: Duration::from_secs(args.check_interval),
+            all: args.search_projects,
             repair: args.repair_projects,
         };
         let foreign_files = Arc::new(ForeignFileSearch::new(

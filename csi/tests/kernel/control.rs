@@ -330,7 +330,7 @@ fn watch_reports_a_hanging_disk() {
 
 #[test]
 fn foreign_files_are_found_and_repaired() {
-    let node = Node::with(&["--audit-projects", "--repair-projects", "--audit-interval=1"]);
+    let node = Node::with(&["--search-projects", "--repair-projects", "--check-interval=1"]);
     node.create(new_volume("pvc-1", Kind::Filesystem)).unwrap();
     let directory = node.fixture.directories.data.join("volumes/pvc-1/charged");
     fs::create_dir(&directory).unwrap();

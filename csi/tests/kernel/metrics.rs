@@ -18,7 +18,7 @@ fn scrape(address: SocketAddr) -> String {
     text
 }
 
-/// Scrapes until all lines are present. Scrapes within a second return the same metrics, and audits run once a second.
+/// Scrapes until all lines are present. Scrapes within a second return the same metrics, and checks run once a second.
 #[track_caller]
 fn wait_for(address: SocketAddr, lines: &[&str]) -> String {
     let start = Instant::now();

@@ -76,7 +76,7 @@ impl Directories {
     /// Makes the driver serve metrics, and returns the address.
     pub(crate) fn serve_metrics(&mut self) -> std::net::SocketAddr {
         let address = http::free_address();
-        self.more = vec![format!("--metrics-address={address}"), "--audit-interval=1".to_owned()];
+        self.more = vec![format!("--metrics-address={address}"), "--check-interval=1".to_owned()];
         address
     }
 

@@ -64,7 +64,7 @@ async fn run(steps: &mut Steps<'_>, env: &TestEnv<'_>, node: &Node) -> StepResul
             volumes_come_and_go(env, node, &before),
         )
         .await?;
-    steps.step("the driver's recovery and audit leave them alone", restart(env, node, &before)).await?;
+    steps.step("the driver's recovery and search leave them alone", restart(env, node, &before)).await?;
     steps.step("the kubelet's statistics have the usage of the projects", statistics(env, &before)).await?;
     steps.step("the kubelet removes its projects, and nothing else does", clear(env, node, &before)).await
 }

@@ -97,7 +97,7 @@ async fn refused(env: &TestEnv<'_>) -> Result<()> {
     }
 }
 
-/// Checks that the driver has logged the finding of its audit exactly once.
+/// Checks that the driver has logged what its check found exactly once.
 async fn reported(env: &TestEnv<'_>) -> Result<()> {
     let changed = claims::volume_of(env, HOST).await?.name_any();
     let unchanged = claims::volume_of(env, OWN).await?.name_any();

@@ -175,13 +175,13 @@ fn settings(claim_labels: bool) -> Vec<Accepted> {
         accept(
             "options of the programs, and SELinux options",
             json!({
-                "options": {"csi": ["--audit-interval=300", "--audit-projects"], "provisioner": ["--collect"]},
+                "options": {"csi": ["--check-interval=300", "--search-projects"], "provisioner": ["--collect"]},
                 "controller": {"options": ["--node-loss-at-most=50"]},
                 "seLinuxOptions": {"type": "spc_t"},
                 "components": {"snapshots": true},
             }),
             &[
-                "\"--probe-address=:9811\",\"--audit-interval=300\",\"--audit-projects\"],\"command\":[\"/loopfs-csi\"]",
+                "\"--probe-address=:9811\",\"--check-interval=300\",\"--search-projects\"],\"command\":[\"/loopfs-csi\"]",
                 "\"--probe-address=:9812\",\"--collect\"],\"command\":[\"/loopfs-provisioner\",\"node\"]",
                 "\"--probe-address=:9812\",\"--node-loss-at-most=50\"],\"command\":[\"/loopfs-provisioner\",\"controller\"]",
                 "\"seLinuxOptions\":{\"type\":\"spc_t\"}",
@@ -393,7 +393,7 @@ pub(super) fn refused() -> Vec<(Value, &'static str)> {
         (json!({"affinity": {"nodes": {}}}), "nodes"),
         (json!({"priorityClassName": ""}), "priorityClassName"),
         (json!({"seLinuxOptions": {"type": ""}}), "/seLinuxOptions/type"),
-        (json!({"options": {"csi": ["audit-interval=300"]}}), "/options/csi/0"),
+        (json!({"options": {"csi": ["check-interval=300"]}}), "/options/csi/0"),
         (json!({"options": {"driver": []}}), "driver"),
         (json!({"controller": {"replicas": -1}}), "/controller/replicas"),
         (json!({"controller": {"maxUnavailable": 1}}), "maxUnavailable"),

@@ -47,7 +47,8 @@ impl LatestFindings {
         self.0.send_replace(findings.map(|findings| (findings, now)));
     }
 
-    /// Registers the latest findings. There are none before the first audit, and if it failed.
+    /// Registers the latest findings. There are none before the first audit, and while the storage is unavailable. If a request to the
+    /// API server fails, the earlier ones stay, and the metric of their time tells their age.
     pub(crate) fn register(&self, registry: &mut Registry) {
         let latest = self.0.borrow();
         let Some((findings, ended)) = &*latest else { return };

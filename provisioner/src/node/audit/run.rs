@@ -111,8 +111,7 @@ pub(crate) async fn run(ctx: Arc<Context>, settings: AuditSettings) {
             // An event on the node reports it already.
             Err(Error::Storage(error)) if error.is_reported() => ctx.audit.set(None),
             Err(error) => {
-                tracing::warn!(%error, "the audit of the volumes failed; the next audit retries");
-                ctx.audit.set(None);
+                tracing::warn!(%error, "the audit of the volumes failed; its earlier findings stay, and the next audit retries");
             }
         }
         let mut storage = ctx.storage.changes();

@@ -18,7 +18,7 @@ use crate::test_env::environment::TestEnv;
 
 const CSI: &str = "csi";
 /// The options of an administrator who looks for such files. The interval is short for the test.
-const SEARCH: [&str; 3] = ["--audit-projects", "--repair-projects", "--audit-interval=5"];
+const SEARCH: [&str; 3] = ["--search-projects", "--repair-projects", "--check-interval=5"];
 /// The size of the files in the directory that the tenant charges to the other volume.
 const CHARGED_BYTES: u64 = 1 << 20;
 

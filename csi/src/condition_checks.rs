@@ -1,4 +1,4 @@
-//! The audit: checks the condition of all volumes at an interval, logs changes, and counts abnormal volumes.
+//! Checks the condition of all volumes at an interval, logs changes, and counts abnormal volumes.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -14,11 +14,11 @@ use crate::request::ListRequest;
 use crate::services::VolumeOperations;
 use crate::storage::StorageMonitor;
 
-/// The findings of the latest audit.
+/// The findings of the latest check.
 #[derive(Debug, Default)]
 pub(crate) struct ConditionFindings {
     abnormal: BTreeMap<VolumeId, (AbnormalReason, String)>,
-    /// The end of the audit, as the time since the Unix epoch.
+    /// The end of the check, as the time since the Unix epoch.
     ended: Duration,
     took: Duration,
 }
@@ -28,27 +28,32 @@ impl ConditionFindings {
     pub(crate) fn register(&self, registry: &mut Registry) {
         let count = |reason| self.abnormal.values().filter(|(found, _)| *found == reason).count() as u64;
         let by_reason = AbnormalReason::ALL.into_iter().map(|reason| (reason.as_str(), count(reason)));
-        let help = "Abnormal volumes by reason, as of the last audit";
+        let help = "Abnormal volumes by reason, as of the last check";
         registry.counts("abnormal_volumes", help, "reason", by_reason);
-        let help = "End of the last audit, as seconds since the Unix epoch";
-        registry.seconds("audit_timestamp", help, self.ended);
-        registry.seconds("audit_duration", "Duration of the last audit", self.took);
+        let help = "End of the last check of the conditions, as seconds since the Unix epoch";
+        registry.seconds("condition_check_timestamp", help, self.ended);
+        registry.seconds(
+            "condition_check_duration",
+            "Duration of the last check of the conditions",
+            self.took,
+        );
     }
 }
 
-/// The audit and its latest findings.
+/// The checks and their latest findings.
 #[derive(Debug)]
-pub(crate) struct ConditionAudit {
+pub(crate) struct ConditionChecks {
     interval: Duration,
     found: watch::Sender<Option<ConditionFindings>>,
 }
 
-impl ConditionAudit {
+impl ConditionChecks {
     pub(crate) fn new(interval: Duration) -> Self {
         Self { interval, found: watch::Sender::new(None) }
     }
 
-    /// Registers the latest findings. There are none before the first audit, and if the volumes could not be checked.
+    /// Registers the latest findings. There are none before the first check. If the volumes cannot be checked, the earlier findings stay, and
+    /// the metric of their time tells their age.
     pub(crate) fn register(&self, registry: &mut Registry) {
         if let Some(findings) = &*self.found.borrow() {
             findings.register(registry);
@@ -67,10 +72,9 @@ impl ConditionAudit {
                     self.found.send_replace(Some(findings));
                 }
                 Err(error) => {
-                    self.found.send_replace(None);
                     // The reason was logged when the storage became unavailable.
                     if !matches!(error, Error::StorageUnavailable(_) | Error::StorageStarting) {
-                        tracing::warn!(%error, "could not check the condition of the volumes; the next audit retries");
+                        tracing::warn!(%error, "could not check the condition of the volumes; the next check retries");
                     }
                 }
             }
@@ -96,7 +100,7 @@ async fn check_volumes(operations: &VolumeOperations) -> Result<ConditionFinding
     })
 }
 
-/// Logs the changes since the previous audit.
+/// Logs the changes since the previous check.
 fn log_changes(
     known: &BTreeMap<VolumeId, (AbnormalReason, String)>,
     now: &BTreeMap<VolumeId, (AbnormalReason, String)>,
