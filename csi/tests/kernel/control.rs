@@ -448,6 +448,10 @@ fn delete_ends_with_its_call() {
         .runtime
         .block_on(async { tokio::time::timeout(Duration::from_millis(500), client.delete(request)).await });
     assert!(outcome.is_err(), "the deletion does not wait for the lock of the store: {outcome:?}");
+    // The driver has received the end of that call before it receives later calls of the same connection.
+    for _ in 0..3 {
+        assert_eq!(node.list(false).1.len(), 1);
+    }
     drop(lock);
     // The volume is locked until the work of the call has ended.
     let start = Instant::now();
