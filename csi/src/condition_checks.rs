@@ -52,8 +52,8 @@ impl ConditionChecks {
         Self { interval, found: watch::Sender::new(None) }
     }
 
-    /// Registers the latest findings. There are none before the first check. If the volumes cannot be checked, the earlier findings stay, and
-    /// the metric of their time tells their age.
+    /// Registers the latest findings. There are none before the first check, and if the storage was unavailable. If the volumes cannot be
+    /// checked for another reason, the earlier findings stay, and the metric of their time tells their age.
     pub(crate) fn register(&self, registry: &mut Registry) {
         if let Some(findings) = &*self.found.borrow() {
             findings.register(registry);
@@ -71,11 +71,12 @@ impl ConditionChecks {
                     known.clone_from(&findings.abnormal);
                     self.found.send_replace(Some(findings));
                 }
+                // The reason was logged when the storage became unavailable. Another disk may come back.
+                Err(Error::StorageUnavailable(_) | Error::StorageStarting) => {
+                    self.found.send_replace(None);
+                }
                 Err(error) => {
-                    // The reason was logged when the storage became unavailable.
-                    if !matches!(error, Error::StorageUnavailable(_) | Error::StorageStarting) {
-                        tracing::warn!(%error, "could not check the condition of the volumes; the next check retries");
-                    }
+                    tracing::warn!(%error, "could not check the condition of the volumes; the earlier findings stay, and the next check retries");
                 }
             }
             tokio::time::sleep(self.interval).await;

@@ -54,24 +54,24 @@ impl service::HealthEndpoints for DriverHealthEndpoints {
         registered.await.map_err(|error| error.to_string())
     }
 
-    /// Checks that the process serves calls, even if its storage is unavailable. Also detects that a socket was removed or replaced.
+    /// Checks that a process serves calls on the sockets, even if its storage is unavailable. Also detects that a socket was removed. If
+    /// another driver has replaced the socket, a restart would only replace it again.
     async fn liveness(&self) -> Result<(), String> {
         for socket in &self.sockets {
             require_response(&socket.path).await?;
-            // The response may be that of another driver.
-            if !socket.is_in_place() {
-                return Err(format!(
-                    "another process replaced {}: probably, a second driver runs on this node; stop one of them",
-                    socket.path.display()
-                ));
-            }
         }
         Ok(())
     }
 
-    /// Returns an error unless the storage is ready and the kubelet has registered the driver, or this node never had storage. No pod
-    /// depends on the driver on such a node, and it must not delay the rollout to the nodes that have storage.
+    /// Returns an error unless the sockets are those of this process, the storage is ready and the kubelet has registered the driver, or this
+    /// node never had storage. No pod depends on the driver on such a node, and it must not delay the rollout to the nodes that have storage.
     async fn readiness(&self) -> Result<(), String> {
+        if let Some(replaced) = self.sockets.iter().find(|socket| !socket.is_in_place()) {
+            return Err(format!(
+                "another process replaced {}: probably, a second driver runs on this node; stop one of them",
+                replaced.path.display()
+            ));
+        }
         match self.probe.health().await {
             Ok(Readiness::Ready)
                 if self.registered.as_ref().is_some_and(|registered| !*registered.borrow()) =>
