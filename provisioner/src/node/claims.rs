@@ -191,13 +191,16 @@ async fn reconcile(cached: Arc<PersistentVolumeClaim>, ctx: Arc<Context>) -> Nex
 }
 
 fn retry_key(claim: &PersistentVolumeClaim, ctx: &Context) -> RetryKey {
-    let class = class_of(claim, ctx).filter(|_| ownership::bound_volume(claim).is_none());
+    let is_unbound = ownership::bound_volume(claim).is_none();
+    let class = class_of(claim, ctx).filter(|_| is_unbound);
+    let volume = ownership::volume_id_for(claim).ok().filter(|_| is_unbound);
     RetryKey {
         class_version: class.and_then(|class| class.resource_version()),
+        // An attempt fails while a PersistentVolume has the name, and its deletion ends the wait.
+        volume_version: volume.and_then(|id| ctx.volume(id.as_str())?.resource_version()),
         uid: claim.uid(),
         requested: claim_status::requested(claim).ok().flatten(),
         retry_generation: Some(ctx.retry_generation.current()),
-        ..Default::default()
     }
 }
 

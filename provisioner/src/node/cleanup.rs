@@ -102,8 +102,16 @@ async fn check_volume(
         Some(_object) => None,
         None => orphaned,
     };
+    let rule = match rule {
+        None => None,
+        Some(rule) => match references::require_none(id, None, Labelled::Listed, ctx).await {
+            Ok(()) => Some(rule),
+            // An administrator has created a PersistentVolume for the volume, whose reclaim policy decides from now on.
+            Err(Error::StillReferenced { .. }) => None,
+            Err(error) => return Err(error),
+        },
+    };
     if let Some(rule) = rule {
-        references::require_none(id, None, Labelled::Listed, ctx).await?;
         let custody = custody::take(ctx).await?;
         // If the volume was there before the node was registered, its PersistentVolume and claim may have been deleted in the meantime.
         if custody.keeps(id) {
@@ -204,6 +212,11 @@ mod tests {
         vec![fixtures::bound_claim(json!({"spec": {"volumeName": "pv-1"}}))], deletes(absent()), (false, false)
     )]
     #[case::only_its_claim_exists(vec![fixtures::bound_claim(json!({}))], vec![absent()], (true, false))]
+    #[case::an_administrator_created_its_persistent_volume(
+        vec![],
+        vec![absent(), unlabelled(&[fixtures::volume(json!({"metadata": {"name": "mine", "labels": null}}))])],
+        (true, false)
+    )]
     #[tokio::test]
     async fn pending_volume_is_kept_unless_orphaned(
         #[case] claims: Vec<PersistentVolumeClaim>,
@@ -286,7 +299,6 @@ mod tests {
     }
 
     #[rstest]
-    #[case::another_name(vec![absent(), unlabelled(&[fixtures::volume(json!({"metadata": {"name": "mine", "labels": null}}))])])]
     #[case::text(vec![expect(Method::GET, VOLUME, None).refuse_by_proxy(404)])]
     #[case::no_details(vec![expect(Method::GET, VOLUME, None).refuse_with(404, "NotFound", Value::Null)])]
     #[case::another_object(vec![expect(Method::GET, VOLUME, None).refuse_with(404, "NotFound", json!({"kind": "persistentvolumes", "name": "pvc-2"}))])]

@@ -237,7 +237,8 @@ pub(crate) struct RetryKey {
     pub(crate) uid: Option<String>,
     /// The requested size.
     pub(crate) requested: Option<Bytes>,
-    /// For a PersistentVolume: its resource version. An administrator may have changed it to solve the problem.
+    /// The resource version of the PersistentVolume, or for a claim without a volume, of the one that has its name. An administrator may have
+    /// changed it to solve the problem.
     pub(crate) volume_version: Option<String>,
     /// For a claim without a volume: the resource version of its storage class.
     pub(crate) class_version: Option<String>,

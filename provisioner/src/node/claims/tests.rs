@@ -267,6 +267,19 @@ async fn unavailable_store_gets_no_volume() {
 }
 
 #[tokio::test]
+async fn deleted_persistent_volume_ends_back_off() {
+    let test_context = TestContext::with(caches(vec![]), vec![expect_creation()]);
+    let marked = fixtures::volume(json!({"metadata": {"deletionTimestamp": "2026-01-01T00:00:00Z"}}));
+    let key = ObjectRef::from_obj(&marked);
+    test_context.ctx.volumes.writes.remember(marked);
+    assert_eq!(reconcile_claim(&test_context, fixtures::claim(json!({}))).await, first_retry());
+    assert_ne!(reconcile_claim(&test_context, fixtures::claim(json!({}))).await, Next::Change);
+    test_context.ctx.volumes.writes.forget(&key);
+    assert_eq!(reconcile_claim(&test_context, fixtures::claim(json!({}))).await, Next::Change);
+    assert_eq!(test_context.finish().await, ["ProvisioningFailed", "Provisioning", "ProvisioningSucceeded"]);
+}
+
+#[tokio::test]
 async fn only_own_class_ends_back_off() {
     let invalid = fixtures::class(json!({"parameters": {"nonsense": "1"}}));
     let caches = Caches { classes: vec![invalid], ..Caches::default() };
