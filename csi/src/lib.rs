@@ -28,8 +28,8 @@
 //! inodes and directories. Copied data counts in full against the limit of a new volume, even if it is shared. A
 //! snapshot is never written, so its limit equals its content.
 //!
-//! **Interruption.** The copy of a directory ends with its call: if the client gives up or the driver stops, what was copied is
-//! deleted, and the next call begins again. A client must therefore wait for as long as a copy takes.
+//! **Interruption.** The driver ends the copy of a directory when the client gives up, or when the driver itself stops. It deletes the
+//! copied files, and the next call begins again. A client must therefore wait for as long as a copy takes.
 //!
 //! **Lifetime.** A snapshot can outlive its volume, and a volume its snapshot. All of them are on one node.
 

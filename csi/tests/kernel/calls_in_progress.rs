@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use loopfs::volume_store::VolumeKind;
 use nix::fcntl::{Flock, FlockArg};
-use tonic::Code;
+use tonic::{Code, Status};
 
 use crate::fixture::{Fixture, is_block_device};
 use crate::support::*;
@@ -28,6 +28,17 @@ pub(crate) fn wait_until_busy(node: &Client, volume: &str, target: &std::path::P
     while !is_busy() {
         assert!(start.elapsed() < TIMEOUT, "nothing is in progress");
         std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+/// Repeats a call while another call has the volume locked.
+pub(crate) fn until_free<T>(call: impl Fn() -> Result<T, Status>) -> Result<T, Status> {
+    let start = Instant::now();
+    loop {
+        match call() {
+            Err(status) if status.code() == Code::Aborted && start.elapsed() < TIMEOUT => {}
+            result => return result,
+        }
     }
 }
 

@@ -25,6 +25,7 @@ use tokio::task::JoinHandle;
 use tonic::transport::{Channel, Endpoint};
 use tonic::{Code, Status};
 
+use crate::calls_in_progress::until_free;
 use crate::fixture::{Fixture, MIB, device_size, id, write_to};
 use crate::support::*;
 
@@ -454,15 +455,7 @@ fn delete_ends_with_its_call() {
     }
     drop(lock);
     // The volume is locked until the work of the call has ended.
-    let start = Instant::now();
-    let expanded = loop {
-        match node.expand("pvc-1", 2 * MIB, "") {
-            Err(status) if status.code() == Code::Aborted && start.elapsed() < TIMEOUT => {
-                std::thread::sleep(Duration::from_millis(20));
-            }
-            outcome => break outcome,
-        }
-    };
+    let expanded = until_free(|| node.expand("pvc-1", 2 * MIB, ""));
     assert_eq!(expanded.unwrap().capacity, 2 * MIB);
     assert!(node.delete("pvc-1", "").unwrap());
     node.finish();

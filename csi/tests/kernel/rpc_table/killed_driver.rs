@@ -1,16 +1,12 @@
 //! Calls during which the driver is killed.
 
-use std::time::Instant;
-
 use nix::sys::signal::Signal;
-use tonic::Code;
 
 use super::rpcs::RPCS;
 use super::{CallResult, Subject};
-use crate::calls_in_progress::{lock_image, wait_until_busy};
+use crate::calls_in_progress::{lock_image, until_free, wait_until_busy};
 use crate::driver_process::Process;
 use crate::fixture::Fixture;
-use crate::support::*;
 
 /// Starts all calls concurrently, and kills the driver when half of them have returned and two are in progress. Returns the
 /// result of each call.
@@ -41,14 +37,4 @@ pub(super) fn kill_during_calls(fixture: &Fixture, driver: Process, subjects: &[
         drop(locks);
         calls.into_iter().map(|call| call.join().unwrap()).collect()
     })
-}
-
-fn until_free(call: impl Fn() -> CallResult) -> CallResult {
-    let start = Instant::now();
-    loop {
-        match call() {
-            Err(status) if status.code() == Code::Aborted && start.elapsed() < TIMEOUT => {}
-            result => return result,
-        }
-    }
 }
