@@ -238,15 +238,6 @@ mod tests {
     }
 
     /// Reconciles a claim of a class at each of these times after the start. Returns the waits and the reasons of the events.
-    async fn reconciled_at(
-        times: &[Duration],
-        class: Value,
-        nodes: &[&str],
-        requests: Vec<ExpectedRequest>,
-    ) -> (Vec<Option<Duration>>, Vec<&'static str>) {
-        reconciled(unplaced(), times, class, nodes, requests).await
-    }
-
     async fn reconciled(
         claim: PersistentVolumeClaim,
         times: &[Duration],
@@ -316,7 +307,7 @@ mod tests {
         #[case] expected: Option<&str>,
     ) {
         requests.extend(expected.map(selects));
-        let ended = reconciled_at(&[Duration::ZERO], class, nodes, requests).await;
+        let ended = reconciled(unplaced(), &[Duration::ZERO], class, nodes, requests).await;
         assert_eq!(ended, (vec![None], vec![]));
     }
 
@@ -336,7 +327,7 @@ mod tests {
         #[case] requests: Vec<ExpectedRequest>,
     ) {
         let half = Duration::from_millis(500);
-        let (waits, reasons) = reconciled_at(&[Duration::ZERO, half], class, nodes, requests).await;
+        let (waits, reasons) = reconciled(unplaced(), &[Duration::ZERO, half], class, nodes, requests).await;
         assert_eq!(waits, [Some(Duration::from_secs(1)), Some(half)]);
         assert_eq!(reasons, ["ProvisioningFailed"]);
     }
@@ -369,7 +360,7 @@ mod tests {
     async fn changed_claim_is_no_failure() {
         let requests = vec![selects("node-a").refuse(409, "Conflict")];
         let class = immediate(Value::Null);
-        let (waits, reasons) = reconciled_at(&[Duration::ZERO], class, &["node-a"], requests).await;
+        let (waits, reasons) = reconciled(unplaced(), &[Duration::ZERO], class, &["node-a"], requests).await;
         assert_eq!((waits, reasons), (vec![Some(Duration::from_secs(1))], vec![]));
     }
 }

@@ -174,21 +174,6 @@ mod tests {
         expect(Method::GET, CONTENTS, None).respond(list)
     }
 
-    /// Returns the first page of a list, without the content.
-    fn first_page() -> ExpectedRequest {
-        let list = json!({
-            "apiVersion": "snapshot.storage.k8s.io/v1", "kind": "VolumeSnapshotContentList",
-            "metadata": {"continue": "next"}, "items": [],
-        });
-        expect(Method::GET, CONTENTS, None).respond(list)
-    }
-
-    #[tokio::test]
-    async fn contents_are_listed_in_pages() {
-        let requests = vec![first_page(), listed(content(json!({}))), deleted()];
-        assert_eq!(checked_at([Duration::ZERO], requests).await, (vec![Some(GRACE)], vec![]));
-    }
-
     fn deleted() -> ExpectedRequest {
         expect(Method::GET, NODE, None).refuse(404, "NotFound")
     }

@@ -7,7 +7,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
-use k8s_openapi::api::core::v1::{Node, ObjectReference, PersistentVolume};
+use k8s_openapi::api::core::v1::{Node, PersistentVolume};
 use kube::api::ListParams;
 use kube::{Api, ResourceExt};
 use prometheus_client::metrics::gauge::Gauge;
@@ -69,9 +69,6 @@ struct UnreadyNodes<'a> {
 
 impl UnreadyNodes<'_> {
     /// Checks once, and returns the number of volumes whose node is not ready.
-    ///
-    /// # Errors
-    /// When the Nodes or the PersistentVolumes cannot be read from the API server.
     async fn check(&mut self, now: Instant) -> Result<usize, Error> {
         let registered = self.nodes.names(now);
         let unready = |node: &Node| !is_ready(node) && registered.contains(&node.name_any());
@@ -87,31 +84,23 @@ impl UnreadyNodes<'_> {
             if now < since + self.grace {
                 continue;
             }
-            let volumes = self.volumes_of(&node).await?;
+            let identity = &self.cluster.identity;
+            let is_there = |volume: &PersistentVolume| ownership::is_only_on(volume, &node, identity);
+            let volumes = self.cluster.list_volumes(&identity.node_selector(&node), is_there).await?;
             count += volumes.len();
             if events < MAX_EVENTS && self.reported.insert(node.clone()) {
+                let note = format!(
+                    "node {node:?}, which has the volume's data, is not ready; pods that use the claim cannot run on another node; repair \
+                     the node, or delete the claim to give the data up"
+                );
+                // The owner of the data sees events on the claim.
                 for claim in volumes.iter().filter_map(ownership::bound_claim) {
-                    self.report(claim, &node);
+                    self.cluster.events.publish_about(claim, Reason::NodeNotReady, note.clone());
                     events += 1;
                 }
             }
         }
         Ok(count)
-    }
-
-    async fn volumes_of(&self, node: &str) -> Result<Vec<PersistentVolume>, Error> {
-        let identity = &self.cluster.identity;
-        let is_there = |volume: &PersistentVolume| ownership::is_only_on(volume, node, identity);
-        self.cluster.list_volumes(&identity.node_selector(node), is_there).await
-    }
-
-    /// Records an event on the claim, which the owner of the data sees.
-    fn report(&self, claim: ObjectReference, node: &str) {
-        let note = format!(
-            "node {node:?}, which has the volume's data, is not ready; pods that use the claim cannot run on another node; repair \
-             the node, or delete the claim to give the data up"
-        );
-        self.cluster.events.publish_about(claim, Reason::NodeNotReady, note);
     }
 }
 
@@ -174,25 +163,16 @@ mod tests {
         (results.into_iter().map(Result::unwrap).collect(), reasons)
     }
 
-    #[rstest]
-    #[case::its_kubelet_says_so("False")]
-    #[case::its_kubelet_is_silent("Unknown")]
-    #[tokio::test]
-    async fn volumes_of_unready_node_are_reported(#[case] ready: &str) {
-        let unready = || nodes(&[node("node-a", "True"), node("node-b", ready)]);
-        let on_it = [fixtures::volume_on("node-b", json!({}))];
-        let requests = vec![unready(), unready(), volumes(&on_it), unready(), volumes(&on_it)];
-        assert_eq!(counted_at(&[0, 300, 600], requests).await, (vec![0, 1, 1], vec!["NodeNotReady"]));
-    }
-
     #[tokio::test]
     async fn returned_node_has_its_grace_time() {
-        let (unready, ready) = (|| nodes(&[node("node-b", "Unknown")]), || nodes(&[node("node-b", "True")]));
-        let on_it = [fixtures::volume_on("node-b", json!({}))];
+        let (silent, failing) =
+            (|| nodes(&[node("node-b", "Unknown")]), || nodes(&[node("node-b", "False")]));
+        let ready = nodes(&[node("node-b", "True")]);
+        let on_it = || volumes(&[fixtures::volume_on("node-b", json!({}))]);
         let requests =
-            vec![unready(), unready(), volumes(&on_it), ready(), unready(), unready(), volumes(&on_it)];
-        let counted = counted_at(&[0, 300, 600, 900, 1200], requests).await;
-        assert_eq!(counted, (vec![0, 1, 0, 0, 1], vec!["NodeNotReady", "NodeNotReady"]));
+            vec![silent(), silent(), on_it(), failing(), on_it(), ready, failing(), failing(), on_it()];
+        let counted = counted_at(&[0, 300, 600, 900, 1200, 1500], requests).await;
+        assert_eq!(counted, (vec![0, 1, 1, 0, 0, 1], vec!["NodeNotReady", "NodeNotReady"]));
     }
 
     #[tokio::test]

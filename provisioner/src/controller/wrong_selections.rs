@@ -301,13 +301,6 @@ mod tests {
         checked(seconds.map(|time| (time, claims.clone())), requests).await.1
     }
 
-    #[tokio::test]
-    async fn waiting_claim_loses_a_deleted_node() {
-        let claim = || vec![on_node_b(json!({}))];
-        let requests = vec![node_deleted(), removes_selection()];
-        assert_eq!(checked_at([0], claim(), requests).await, ["SelectedNodeRemoved"]);
-    }
-
     #[rstest]
     #[case::it_exists(|node: ExpectedRequest| node.respond(fixtures::metadata_only(json!({"name": "node-b"}))))]
     #[case::a_proxy_responds(|node: ExpectedRequest| node.refuse_by_proxy(404))]
@@ -395,13 +388,6 @@ mod tests {
     async fn changed_claim_is_no_failure() {
         let requests = vec![node_deleted(), removes_selection().refuse(409, "Conflict")];
         assert_eq!(checked_at([0], vec![on_node_b(json!({}))], requests).await, [""; 0]);
-    }
-
-    /// The disk was moved to node-a, and an administrator created the PersistentVolume again.
-    #[tokio::test]
-    async fn an_expanding_claim_loses_another_node() {
-        let requests = vec![reads(fixtures::volume(json!({}))), removes_selection()];
-        assert_eq!(checked_at([0], vec![expanding()], requests).await, ["SelectedNodeRemoved"]);
     }
 
     #[rstest]

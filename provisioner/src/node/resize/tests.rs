@@ -108,149 +108,15 @@ fn conditions(claim: &PersistentVolumeClaim) -> Vec<&str> {
     conditions.unwrap_or_default().iter().map(|condition| condition.type_.as_str()).collect()
 }
 
-#[test]
-fn filesystem_volume_resizes_without_kubelet() {
-    let in_progress = fixtures::bound_claim(json!({
-        "status": {
-            "allocatedResourceStatuses": { "storage": "ControllerResizeInProgress", "example.com/iops": "NodeResizePending" },
-            "allocatedResources": { "storage": "4Mi" },
-            "conditions": [
-                { "type": "Resizing", "status": "True" },
-                { "type": "ModifyingVolume", "status": "True" },
-            ],
-        },
-    }));
-    let record =
-        record(&in_progress, &volume("Filesystem", "1Mi"), &ExpansionOutcome::Expanded(Bytes(4 * MIB)), NOW);
-    assert_eq!(
-        record.volume,
-        Some(json!({
-            "metadata": { "uid": "volume-uid", "resourceVersion": "200" },
-            "spec": { "capacity": { "storage": "4Mi" } },
-        }))
-    );
-    assert_eq!(
-        record.claim,
-        Some(json!({
-            "metadata": {
-                "uid": fixtures::CLAIM_UID, "resourceVersion": "100",
-                "annotations": { "volume.kubernetes.io/node-expansion-not-required": "true" },
-            },
-            "status": {
-                "capacity": { "storage": "4Mi" },
-                "allocatedResourceStatuses": { "storage": null },
-                "conditions": [{ "type": "ModifyingVolume", "status": "True" }],
-            },
-        }))
-    );
-}
-
-#[test]
-fn kubelet_finishes_unrefreshed_block_volume() {
-    let begun = claim(Some("ControllerResizeInProgress"), Some("4Mi"));
-    let record = record(&begun, &volume("Block", "1Mi"), &ExpansionOutcome::AwaitsNode(Bytes(4 * MIB)), NOW);
-    assert!(record.volume.is_some());
-    let patch = record.claim.unwrap();
-    assert_eq!(patch["status"]["allocatedResourceStatuses"], json!({ "storage": "NodeResizePending" }));
-    assert_eq!(patch["status"]["conditions"][0]["type"], "FileSystemResizePending");
-    assert_eq!(patch["status"].get("capacity"), None, "only the kubelet sets this");
-}
-
-#[test]
-fn larger_volume_is_recorded_as_such() {
-    // The provisioner crashed after it expanded the volume to 9Mi and before it recorded that. Then the user requested 4Mi.
-    let begun = claim(Some("ControllerResizeInProgress"), Some("9Mi"));
-    assert_eq!(begin(&begun, Bytes(4 * MIB), NOW), None, "the quota stays charged for 9Mi");
-    let record =
-        record(&begun, &volume("Filesystem", "1Mi"), &ExpansionOutcome::Expanded(Bytes(9 * MIB)), NOW);
-    assert_eq!(record.volume.unwrap()["spec"]["capacity"]["storage"], "9Mi");
-    let patch = record.claim.unwrap();
-    assert_eq!(patch["status"]["capacity"]["storage"], "9Mi");
-    assert_eq!(patch["status"].get("allocatedResources"), None);
-}
-
 /// An administrator created the PersistentVolume of a larger volume by hand.
-#[rstest]
-#[case::whole_blocks("4Mi", 4 * MIB)]
-#[case::part_of_a_block("4194305", 4 * MIB + 4096)]
-fn allocation_never_exceeds_the_request(#[case] requested: &str, #[case] expected: u64) {
+#[test]
+fn allocation_is_the_rounded_request() {
     let mut begun = serde_json::to_value(claim(Some("ControllerResizeInProgress"), Some("4Mi"))).unwrap();
-    begun["spec"]["resources"]["requests"]["storage"] = json!(requested);
-    for outcome in [ExpansionOutcome::Expanded(Bytes(9 * MIB)), ExpansionOutcome::AwaitsNode(Bytes(9 * MIB))]
-    {
-        let mut after = begun.clone();
-        let patch = record(&read(&begun), &volume("Block", "1Mi"), &outcome, NOW).claim.unwrap();
-        fixtures::merge(&mut after, patch);
-        assert_eq!(allocated(&read(&after)), Some(Bytes(expected)));
-    }
-}
-
-#[test]
-fn a_volumes_capacity_is_never_lowered() {
-    let begun = claim(Some("ControllerResizeInProgress"), Some("4Mi"));
-    let record =
-        record(&begun, &volume("Filesystem", "5Mi"), &ExpansionOutcome::Expanded(Bytes(4 * MIB)), NOW);
-    assert_eq!(record.volume, None);
-}
-
-#[rstest]
-#[case::infeasible(ExpansionOutcome::Infeasible("no space".to_owned()), Some(json!({ "storage": "ControllerResizeInfeasible" })))]
-#[case::failed(ExpansionOutcome::Failed("no space".to_owned()), None)]
-fn a_repeated_failure_changes_nothing(#[case] outcome: ExpansionOutcome, #[case] status: Option<Value>) {
-    let begun = claim(Some("ControllerResizeInProgress"), Some("4Mi"));
-    let volume = volume("Block", "1Mi");
-    let ResizeRecord { volume: None, claim: Some(patch) } = record(&begun, &volume, &outcome, NOW) else {
-        panic!("only the claim is written");
-    };
-    assert_eq!(patch["status"].get("allocatedResourceStatuses"), status.as_ref());
-    assert_eq!(patch["status"]["conditions"][0]["type"], "ControllerResizeError");
-    assert_eq!(patch["status"]["conditions"][0]["message"], "no space");
-
-    let mut claim_after = serde_json::to_value(&begun).unwrap();
-    fixtures::merge(&mut claim_after, patch);
-    let claim_after: PersistentVolumeClaim = serde_json::from_value(claim_after).unwrap();
-    assert_eq!(
-        record(&claim_after, &volume, &outcome, Timestamp::MAX),
-        ResizeRecord::default(),
-        "a repeated failure changes nothing"
-    );
-}
-
-/// This is the case of RecoverVolumeExpansionFailure: a request that is too large, then a smaller one that succeeds.
-#[test]
-fn smaller_request_succeeds_after_infeasible_one() {
-    let volume = volume("Filesystem", "1Mi");
-    let mut claim = serde_json::to_value(claim(None, None)).unwrap();
-    let read = |claim: &Value| serde_json::from_value::<PersistentVolumeClaim>(claim.clone()).unwrap();
-    let request =
-        |claim: &mut Value, size: &str| claim["spec"]["resources"]["requests"]["storage"] = json!(size);
-
-    request(&mut claim, "1Ei");
-    let ResizePlan::Expand { target } = plan(&read(&claim), &volume, &fixtures::identity()) else { panic!() };
-    let patch = begin(&read(&claim), target, NOW).unwrap();
-    fixtures::merge(&mut claim, patch);
-    let outcome = ExpansionOutcome::Infeasible("1Ei requested, 1Gi available".to_owned());
-    let patch = record(&read(&claim), &volume, &outcome, NOW).claim.unwrap();
-    fixtures::merge(&mut claim, patch);
-    assert_eq!(ResizeStatus::of(&read(&claim)), Some(ResizeStatus::ControllerInfeasible));
-    assert_eq!(conditions(&read(&claim)), ["Resizing", "ControllerResizeError"]);
-
-    request(&mut claim, "2Mi");
-    let ResizePlan::Expand { target } = plan(&read(&claim), &volume, &fixtures::identity()) else { panic!() };
-    assert_eq!(target, Bytes(2 * MIB));
-    let patch = begin(&read(&claim), target, NOW).unwrap();
-    fixtures::merge(&mut claim, patch);
-    assert_eq!(
-        claim["status"]["allocatedResources"]["storage"], "2Mi",
-        "the quota is charged for the attempted size"
-    );
-    assert_eq!(conditions(&read(&claim)), ["Resizing"]);
-    let patch =
-        record(&read(&claim), &volume, &ExpansionOutcome::Expanded(Bytes(2 * MIB)), NOW).claim.unwrap();
-    fixtures::merge(&mut claim, patch);
-    assert_eq!(ResizeStatus::of(&read(&claim)), None);
-    assert_eq!(conditions(&read(&claim)), [""; 0]);
-    assert_eq!(plan(&read(&claim), &volume, &fixtures::identity()), ResizePlan::UpToDate);
+    begun["spec"]["resources"]["requests"]["storage"] = json!("4194305");
+    let larger = ExpansionOutcome::Expanded(Bytes(9 * MIB));
+    let patch = record(&read(&begun), &volume("Block", "1Mi"), &larger, NOW).claim.unwrap();
+    fixtures::merge(&mut begun, patch);
+    assert_eq!(allocated(&read(&begun)), Some(Bytes(4 * MIB + 4096)));
 }
 
 const STATES: [Option<&str>; 7] = [
@@ -268,7 +134,7 @@ const STATES: [Option<&str>; 7] = [
 #[test]
 fn every_outcome_is_recorded_consistently() {
     let outcomes = |mode: &str, target: u64| {
-        let sizes = [Bytes(target), Bytes(target + MIB)];
+        let sizes = [target, target + MIB, 9 * MIB].map(Bytes);
         let failed = [
             ExpansionOutcome::Infeasible("no space".to_owned()),
             ExpansionOutcome::Failed("not mounted".to_owned()),
@@ -290,9 +156,12 @@ fn every_outcome_is_recorded_consistently() {
                     &mut before,
                     json!({
                         "spec": {"resources": {"requests": {"storage": format!("{request}Mi")}}},
-                        "status": {"conditions": [
-                            {"type": "ModifyingVolume", "status": "True"}, {"type": "NodeResizeError", "status": "True"},
-                        ]},
+                        "status": {
+                            "allocatedResourceStatuses": {"example.com/iops": "NodeResizePending"},
+                            "conditions": [
+                                {"type": "ModifyingVolume", "status": "True"}, {"type": "NodeResizeError", "status": "True"},
+                            ],
+                        },
                     }),
                 );
                 let ResizePlan::Expand { target } = plan(&read(&before), &volume, &fixtures::identity())
@@ -302,17 +171,15 @@ fn every_outcome_is_recorded_consistently() {
                 assert_eq!(target, Bytes(request * MIB));
                 for outcome in outcomes(mode, target.0) {
                     seen += 1;
-                    let mut after = before.clone();
-                    let begun = begin(&read(&after), target, NOW);
-                    fixtures::merge(&mut after, begun.unwrap_or_else(|| json!({})));
-                    let recorded = record(&read(&after), &volume, &outcome, NOW);
-                    fixtures::merge(&mut after, recorded.claim.unwrap_or_else(|| json!({})));
-                    check(mode, &before, &after, target, &outcome);
+                    let begun = merged(&before, begin(&read(&before), target, NOW));
+                    let recorded = record(&read(&begun), &volume, &outcome, NOW);
+                    let after = merged(&begun, recorded.claim);
+                    check([&before, &begun, &after], target, &outcome);
 
-                    let mut volume = serde_json::to_value(&volume).unwrap();
-                    fixtures::merge(&mut volume, recorded.volume.unwrap_or_else(|| json!({})));
+                    let had = capacity(&volume);
+                    let volume = merged(&serde_json::to_value(&volume).unwrap(), recorded.volume);
                     let volume: PersistentVolume = serde_json::from_value(volume).unwrap();
-                    assert!(capacity(&volume) >= recorded_size("1Mi"), "the capacity is never lowered");
+                    assert!(capacity(&volume) >= had, "the capacity is never lowered");
                     let again = record(&read(&after), &volume, &outcome, Timestamp::MAX);
                     assert_eq!(again, ResizeRecord::default(), "{mode} {state:?} {outcome:?}");
                     let next = match outcome {
@@ -331,9 +198,16 @@ fn every_outcome_is_recorded_consistently() {
     assert!(seen > 500, "{seen}");
 }
 
-fn check(mode: &str, before: &Value, after: &Value, target: Bytes, outcome: &ExpansionOutcome) {
+fn merged(object: &Value, patch: Option<Value>) -> Value {
+    let mut patched = object.clone();
+    fixtures::merge(&mut patched, patch.unwrap_or_else(|| json!({})));
+    patched
+}
+
+/// Checks the claim before the expansion, after its begin was recorded, and after its outcome was.
+fn check([before, begun, after]: [&Value; 3], target: Bytes, outcome: &ExpansionOutcome) {
     let (earlier, claim) = (read(before), read(after));
-    let transition = format!("{mode} {outcome:?}: {before} -> {after}");
+    let transition = format!("{outcome:?}: {before} -> {after}");
     let size = |claim: &PersistentVolumeClaim| recorded(claim.status.as_ref().unwrap().capacity.as_ref());
     // The size of an attempt whose outcome is unknown stays, and no more than that or the requested size is recorded.
     let resumes = ResizeStatus::of(&earlier) == Some(ResizeStatus::ControllerInProgress);
@@ -341,12 +215,10 @@ fn check(mode: &str, before: &Value, after: &Value, target: Bytes, outcome: &Exp
     let allocated = allocated(&claim);
     let conditions = conditions(&claim);
     assert!(conditions.contains(&"ModifyingVolume"), "conditions of other types stay: {transition}");
-    let done = claim
-        .metadata
-        .annotations
-        .as_ref()
-        .unwrap()
-        .contains_key("volume.kubernetes.io/node-expansion-not-required");
+    let of_others = &after["status"]["allocatedResourceStatuses"]["example.com/iops"];
+    assert_eq!(of_others, "NodeResizePending", "{transition}");
+    let annotations = claim.metadata.annotations.as_ref().unwrap();
+    let done = annotations.contains_key("volume.kubernetes.io/node-expansion-not-required");
     assert_eq!(done, matches!(outcome, ExpansionOutcome::Expanded(_)), "{transition}");
     match outcome {
         ExpansionOutcome::Expanded(expanded) => {
@@ -356,25 +228,26 @@ fn check(mode: &str, before: &Value, after: &Value, target: Bytes, outcome: &Exp
         }
         ExpansionOutcome::AwaitsNode(expanded) => {
             assert_eq!(ResizeStatus::of(&claim), Some(ResizeStatus::NodePending), "{transition}");
+            // Only the kubelet sets the size.
             let expected = (Some(attempted.min(*expanded)), size(&earlier));
             assert_eq!((allocated, size(&claim)), expected, "{transition}");
             assert_eq!(conditions, ["ModifyingVolume", "FileSystemResizePending"], "{transition}");
         }
-        failed => {
-            let infeasible = matches!(failed, ExpansionOutcome::Infeasible(_));
-            let states = [Some(ResizeStatus::ControllerInProgress), Some(ResizeStatus::ControllerInfeasible)];
-            assert!(states.contains(&ResizeStatus::of(&claim)), "{transition}");
-            assert!(!infeasible || ResizeStatus::of(&claim) == states[1], "{transition}");
+        ExpansionOutcome::Infeasible(why) | ExpansionOutcome::Failed(why) => {
+            let status = match outcome {
+                ExpansionOutcome::Infeasible(_) => Some(ResizeStatus::ControllerInfeasible),
+                _ => ResizeStatus::of(&read(begun)),
+            };
+            assert_eq!(ResizeStatus::of(&claim), status, "{transition}");
             assert_eq!((allocated, size(&claim)), (Some(attempted), size(&earlier)), "{transition}");
-            assert!(conditions.contains(&"ControllerResizeError"), "{transition}");
+            let recorded = claim.status.as_ref().unwrap().conditions.iter().flatten();
+            let mut errors = recorded.filter(|condition| condition.type_ == "ControllerResizeError");
+            let message = errors.next().and_then(|error| error.message.as_deref());
+            assert_eq!(message, Some(why.as_str()), "{transition}");
         }
     }
 }
 
 fn read(claim: &Value) -> PersistentVolumeClaim {
     serde_json::from_value(claim.clone()).unwrap()
-}
-
-fn recorded_size(text: &str) -> Option<Bytes> {
-    quantity::parse(&k8s_openapi::apimachinery::pkg::api::resource::Quantity(text.to_owned())).ok()
 }
