@@ -30,9 +30,6 @@ pub(crate) async fn get_opt<K: KubernetesObject>(api: &Api<K>, name: &str) -> ku
 }
 
 /// Reads the metadata of an object; see [`get_opt`].
-///
-/// # Errors
-/// As [`get_opt`].
 pub(crate) async fn get_metadata_opt<K: KubernetesObject>(
     api: &Api<K>,
     name: &str,
@@ -44,9 +41,6 @@ pub(crate) async fn get_metadata_opt<K: KubernetesObject>(
 }
 
 /// Turns the error that proves the absence of the object `name` into `None`.
-///
-/// # Errors
-/// Every other error of `response`.
 pub(crate) fn unless_absent<K: Resource, T>(
     response: kube::Result<T>,
     kind: &K::DynamicType,

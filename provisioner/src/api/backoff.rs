@@ -8,7 +8,6 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use service::Delays;
-use tokio::sync::watch;
 
 /// The waits after a failure, whose cause will probably last.
 pub(crate) const FAILURE: Delays =
@@ -132,34 +131,6 @@ fn share_of(key: &impl Hash) -> f64 {
     SPREAD * f64::from(hasher.finish() as u32) / f64::from(u32::MAX)
 }
 
-/// A generation number. It increases when failed operations may succeed on a retry, because space was freed or the store
-/// became usable.
-#[derive(Debug)]
-pub(crate) struct RetryGeneration {
-    generation: watch::Sender<u64>,
-}
-
-impl Default for RetryGeneration {
-    fn default() -> Self {
-        RetryGeneration { generation: watch::Sender::new(0) }
-    }
-}
-
-impl RetryGeneration {
-    pub(crate) fn current(&self) -> u64 {
-        *self.generation.borrow()
-    }
-
-    /// Increases the generation, so that failed operations are retried.
-    pub(crate) fn bump(&self) {
-        self.generation.send_modify(|generation| *generation += 1);
-    }
-
-    pub(crate) fn subscribe(&self) -> watch::Receiver<u64> {
-        self.generation.subscribe()
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use std::collections::BTreeSet;
@@ -194,11 +165,14 @@ mod tests {
     }
 
     #[test]
-    fn another_retry_key_starts_again() {
+    fn success_or_another_key_starts_again() {
         let backoff = Backoff::default();
         let start = Instant::now();
         backoff.failed("claim", "10Gi", start);
         backoff.failed("claim", "10Gi", start);
+        assert_eq!(backoff.remaining(&"claim", &"5Gi", start), None);
+        assert_eq!(backoff.failed("claim", "5Gi", start), Duration::from_secs(1));
+        backoff.clear(&"claim");
         assert_eq!(backoff.remaining(&"claim", &"5Gi", start), None);
         assert_eq!(backoff.failed("claim", "5Gi", start), Duration::from_secs(1));
     }
@@ -226,15 +200,5 @@ mod tests {
                 "only the first one did"
             );
         }
-    }
-
-    #[test]
-    fn success_ends_the_series() {
-        let backoff = Backoff::default();
-        let start = Instant::now();
-        backoff.failed("claim", 0, start);
-        backoff.clear(&"claim");
-        assert_eq!(backoff.remaining(&"claim", &0, start), None);
-        assert_eq!(backoff.failed("claim", 0, start), Duration::from_secs(1));
     }
 }

@@ -124,8 +124,8 @@ impl Reason {
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct EventRequest {
     regarding: ObjectReference,
-    reason: Reason,
-    note: String,
+    pub(crate) reason: Reason,
+    pub(crate) note: String,
     at: Timestamp,
 }
 
@@ -136,16 +136,6 @@ impl EventRequest {
         note.truncate(truncated(&note, NOTE_MAX).len());
         note.shrink_to_fit();
         EventRequest { regarding, reason, note, at }
-    }
-
-    #[cfg(test)]
-    pub(crate) fn reason(&self) -> Reason {
-        self.reason
-    }
-
-    #[cfg(test)]
-    pub(crate) fn note(&self) -> &str {
-        &self.note
     }
 }
 
@@ -426,9 +416,6 @@ const COUNT_UPDATE_INTERVAL: Duration = Duration::from_secs(10);
 /// all texts.
 const TEXTS_PER_SUBJECT: usize = 10;
 
-/// Interval at which subjects without recent requests are removed.
-const SWEEP_INTERVAL: Duration = Duration::from_secs(60);
-
 /// Largest number of subjects whose series are known, as in the clients of other controllers. A tenant can create any number of claims
 /// that get an event. The subject without requests for the longest time is forgotten first, and its next request is a new event.
 const SUBJECTS_MAX: usize = 4096;
@@ -441,7 +428,6 @@ struct Aggregator {
     by_last_request: BTreeMap<u64, EventSubject>,
     /// The number of requests so far.
     requests: u64,
-    swept: Option<Instant>,
 }
 
 /// The series about one subject.
@@ -471,7 +457,6 @@ enum EventWrite {
 impl Aggregator {
     /// Counts a request. Returns the write to make, or `None` if there is none.
     fn observe(&mut self, key: &EventKey, now: Instant) -> Option<EventWrite> {
-        self.sweep(now);
         let texts = self.requested(&key.subject);
         texts.retain(|_, series| !series.is_over(now));
         if let Some(series) = texts.get_mut(&key.note) {
@@ -517,16 +502,6 @@ impl Aggregator {
         if let Some(texts) = self.subjects.get_mut(&key.subject) {
             texts.series.remove(&key.note);
         }
-    }
-
-    /// Removes old subjects at intervals, so that the cost of a request does not grow with the number of earlier ones.
-    fn sweep(&mut self, now: Instant) {
-        if self.swept.is_some_and(|swept| now.duration_since(swept) < SWEEP_INTERVAL) {
-            return;
-        }
-        self.swept = Some(now);
-        self.subjects.retain(|_, texts| texts.series.values().any(|series| !series.is_over(now)));
-        self.by_last_request.retain(|_, subject| self.subjects.contains_key(subject));
     }
 }
 

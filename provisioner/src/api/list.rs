@@ -14,9 +14,6 @@ use crate::api::queue::KubernetesObject;
 const PAGE_SIZE: u32 = 500;
 
 /// Returns the listed objects that `wanted` selects.
-///
-/// # Errors
-/// When the request of a page fails.
 pub(crate) async fn selected<K: KubernetesObject + Prune>(
     api: &Api<Pruned<K>>,
     parameters: ListParams,
@@ -27,9 +24,6 @@ pub(crate) async fn selected<K: KubernetesObject + Prune>(
 }
 
 /// Returns the listed objects of any type that `wanted` selects.
-///
-/// # Errors
-/// When the request of a page fails.
 pub(crate) async fn of_items<T: Clone + Debug + DeserializeOwned>(
     api: &Api<T>,
     parameters: ListParams,
@@ -48,9 +42,6 @@ pub(crate) async fn of_items<T: Clone + Debug + DeserializeOwned>(
 }
 
 /// Returns what `part` takes from the metadata of the listed objects.
-///
-/// # Errors
-/// When the request of a page fails.
 pub(crate) async fn of_metadata<K: KubernetesObject, T, C: Default + Extend<T>>(
     api: &Api<K>,
     parameters: ListParams,

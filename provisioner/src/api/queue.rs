@@ -20,13 +20,12 @@ use kube::runtime::reflector::{ObjectRef, Store};
 use kube::runtime::watcher::{self, Event};
 use kube::{Api, Resource};
 use serde::de::DeserializeOwned;
-use tokio::sync::{SetOnce, mpsc};
+use tokio::sync::{SetOnce, mpsc, watch};
 use tokio::task::{JoinError, JoinSet};
 use tokio::time::sleep;
 use tokio_stream::wrappers::{UnboundedReceiverStream, WatchStream};
 use tokio_util::task::AbortOnDropHandle;
 
-use crate::api::backoff::{Backoff, RetryGeneration};
 use crate::api::fair_queue::FairQueue;
 use crate::api::pruned::{Prune, Pruned};
 use crate::api::queue_metrics::QueueDepth;
@@ -259,45 +258,45 @@ pub(crate) fn changes<K: KubernetesObject>(
 where
     K::DynamicType: Hash + Eq,
 {
-    let cached = cache.as_reader();
     let changes = events.map(move |event| {
-        let event = match event {
-            Ok(event) => narrow(event, &of_interest, |object| cached.get(object).is_some()),
+        futures::stream::iter(match event {
+            Ok(event) => apply_to(&mut cache, event, &of_interest),
             Err(error) => {
                 tracing::warn!(%error, kind = %K::kind(&()), "a watch failed; it restarts with back-off");
-                None
+                vec![]
             }
-        };
-        futures::stream::iter(event.map(|event| apply_to(&mut cache, event)).unwrap_or_default())
+        })
     });
     changes.flatten()
-}
-
-fn narrow<K: KubernetesObject>(
-    event: Event<Pruned<K>>,
-    of_interest: impl Fn(&K) -> bool,
-    is_cached: impl Fn(&ObjectRef<K>) -> bool,
-) -> Option<Event<Pruned<K>>> {
-    match event {
-        Event::Apply(object) | Event::Delete(object) if !of_interest(&object) => {
-            is_cached(&ObjectRef::from_obj(&*object)).then_some(Event::Delete(object))
-        }
-        Event::InitApply(object) if !of_interest(&object) => None,
-        event => Some(event),
-    }
 }
 
 /// Applies an event to the cache and returns what that changed.
 ///
 /// The objects of a list enter the cache together with the last one. Reconciled earlier, they would be reconciled as they were
 /// before the list, and an object that changed while the watch was interrupted would not be reconciled as it is now.
-fn apply_to<K: KubernetesObject>(cache: &mut Writer<K>, event: Event<Pruned<K>>) -> Vec<CacheChange<K>>
+fn apply_to<K: KubernetesObject>(
+    cache: &mut Writer<K>,
+    event: Event<Pruned<K>>,
+    of_interest: impl Fn(&K) -> bool,
+) -> Vec<CacheChange<K>>
 where
     K::DynamicType: Hash + Eq,
 {
-    let event = map(event, Pruned::into_inner);
-    cache.apply_watcher_event(&event);
     let cached = cache.as_reader();
+    let event = match event {
+        Event::Apply(object) if of_interest(&object) => Event::Apply(object.into_inner()),
+        Event::Delete(object) if of_interest(&object) => Event::Delete(object.into_inner()),
+        Event::Apply(object) | Event::Delete(object)
+            if cached.get(&ObjectRef::from_obj(&*object)).is_some() =>
+        {
+            Event::Delete(object.into_inner())
+        }
+        Event::InitApply(object) if of_interest(&object) => Event::InitApply(object.into_inner()),
+        Event::Apply(_) | Event::Delete(_) | Event::InitApply(_) => return vec![],
+        Event::Init => Event::Init,
+        Event::InitDone => Event::InitDone,
+    };
+    cache.apply_watcher_event(&event);
     match event {
         Event::Apply(object) => {
             cached.get(&ObjectRef::from_obj(&object)).map(CacheChange::Applied).into_iter().collect()
@@ -307,16 +306,6 @@ where
         Event::InitDone => std::iter::once(CacheChange::Listed)
             .chain(cached.state().into_iter().map(CacheChange::Applied))
             .collect(),
-    }
-}
-
-fn map<T, U>(event: Event<T>, change: impl FnOnce(T) -> U) -> Event<U> {
-    match event {
-        Event::Apply(object) => Event::Apply(change(object)),
-        Event::InitApply(object) => Event::InitApply(change(object)),
-        Event::Delete(object) => Event::Delete(change(object)),
-        Event::Init => Event::Init,
-        Event::InitDone => Event::InitDone,
     }
 }
 
@@ -337,19 +326,13 @@ pub(crate) async fn follow<K>(
     changes.for_each(follow).await;
 }
 
-/// Returns the keys of all failed attempts, each time the retry generation increases.
-pub(crate) fn requeue_failed<C, K, F>(
+/// Returns what `failed` returns, the keys of all failed attempts, each time the retry generation increases.
+pub(crate) fn requeue_failed<C: Send + Sync + 'static, K: Send + 'static>(
     ctx: Arc<C>,
-    generation: fn(&C) -> &RetryGeneration,
-    failed: fn(&C) -> &Backoff<K, F>,
-) -> impl Stream<Item = K> + Send
-where
-    C: Send + Sync + 'static,
-    K: Clone + Hash + Eq + Send + 'static,
-    F: PartialEq + Send + 'static,
-{
-    let increases = WatchStream::from_changes(generation(&ctx).subscribe());
-    increases.flat_map(move |_| futures::stream::iter(failed(&ctx).keys()))
+    generation: watch::Receiver<u64>,
+    failed: fn(&C) -> Vec<K>,
+) -> impl Stream<Item = K> + Send {
+    WatchStream::from_changes(generation).flat_map(move |_| futures::stream::iter(failed(&ctx)))
 }
 
 #[cfg(test)]
@@ -475,32 +458,39 @@ mod tests {
         claim.name_any().starts_with("slow")
     }
 
-    fn kinds(event: Event<Pruned<PersistentVolumeClaim>>, cached: bool) -> Option<&'static str> {
-        let identity = fixtures::identity();
-        let narrowed = narrow(event, |claim| ownership::is_claim_of_interest(claim, &identity), |_| cached)?;
-        Some(match narrowed {
-            Event::Apply(_) => "apply",
-            Event::Delete(_) => "delete",
-            Event::Init => "init",
-            Event::InitApply(_) => "init-apply",
-            Event::InitDone => "init-done",
-        })
-    }
-
-    #[test]
-    fn other_nodes_claims_are_not_cached() {
-        let ours = || Pruned::from(fixtures::claim(json!({})));
-        let foreign = || {
-            Pruned::from(fixtures::claim(
-                json!({"metadata": {"annotations": {"volume.kubernetes.io/selected-node": "node-b"}}}),
-            ))
+    #[tokio::test]
+    async fn other_nodes_claims_are_not_cached() {
+        let on = |name: &str, node: &str| {
+            let annotations = json!({ownership::SELECTED_NODE: node});
+            fixtures::claim(json!({"metadata": {"name": name, "annotations": annotations}}))
         };
-        assert_eq!(kinds(Event::Apply(ours()), false), Some("apply"));
-        assert_eq!(kinds(Event::Delete(ours()), true), Some("delete"));
-        assert_eq!(kinds(Event::InitApply(ours()), false), Some("init-apply"));
-        assert_eq!(kinds(Event::Apply(foreign()), false), None);
-        assert_eq!(kinds(Event::Delete(foreign()), false), None);
-        assert_eq!(kinds(Event::InitApply(foreign()), true), None);
-        assert_eq!(kinds(Event::Apply(foreign()), true), Some("delete"), "the scheduler chose another node");
+        let (ours, moved, foreign) = (on("a", "node-a"), on("a", "node-b"), on("b", "node-b"));
+        let lean = |claim: &PersistentVolumeClaim| Pruned::from(claim.clone());
+        let events = [
+            Event::Init,
+            Event::InitApply(lean(&ours)),
+            Event::InitApply(lean(&foreign)),
+            Event::InitDone,
+            Event::Apply(lean(&foreign)),
+            Event::Delete(lean(&foreign)),
+            // The scheduler chose another node.
+            Event::Apply(lean(&moved)),
+            Event::Apply(lean(&ours)),
+            Event::Delete(lean(&ours)),
+        ];
+        let events = futures::stream::iter(events.map(watcher::Result::Ok));
+        let (_cache, writer) = reflector::store();
+        let identity = fixtures::identity();
+        let of_interest = move |claim: &_| ownership::is_claim_of_interest(claim, &identity);
+        let seen: Vec<_> = changes(events, writer, of_interest).collect().await;
+        let (ours, moved) = (Arc::new(ours), Arc::new(moved));
+        let expected = [
+            CacheChange::Listed,
+            CacheChange::Applied(Arc::clone(&ours)),
+            CacheChange::Deleted(moved),
+            CacheChange::Applied(Arc::clone(&ours)),
+            CacheChange::Deleted(ours),
+        ];
+        assert_eq!(seen, expected);
     }
 }

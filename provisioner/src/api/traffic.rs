@@ -177,6 +177,12 @@ mod tests {
         Ok(Response::builder().status(status).body(Body::empty()).unwrap())
     }
 
+    /// Returns a body of one frame.
+    fn delivering() -> impl HttpBody<Data = Bytes, Error = BoxError> + Send + Unpin + 'static {
+        let frame = Frame::data(Bytes::from_static(b"{}"));
+        StreamBody::new(stream::iter([Ok::<_, BoxError>(frame)]))
+    }
+
     #[tokio::test]
     async fn requests_are_counted_by_status() {
         let traffic = ApiTraffic::default();
@@ -229,9 +235,7 @@ mod tests {
     #[tokio::test]
     async fn watch_delivery_is_an_outcome(#[case] status: u16, #[case] expected: Result<(), &str>) {
         let traffic = ApiTraffic::default();
-        let frame = Frame::data(Bytes::from_static(b"{}"));
-        let body = StreamBody::new(stream::iter([Ok::<_, BoxError>(frame)]));
-        let response = Response::builder().status(status).body(body).unwrap();
+        let response = Response::builder().status(status).body(delivering()).unwrap();
         let response = responded(&traffic, (Method::GET, VOLUME), Ok(response)).await.unwrap();
         traffic.record(Err("lost".to_owned()));
         let mut body = response.into_body().into_data_stream();
@@ -245,9 +249,8 @@ mod tests {
     #[tokio::test]
     async fn time_of_latest_delivery_is_recorded(#[case] uri: &str, #[case] recorded: bool) {
         let traffic = ApiTraffic::default();
-        let frame = Frame::data(Bytes::from_static(b"{}"));
-        let body = StreamBody::new(stream::iter([Ok::<_, BoxError>(frame)]));
-        let response = responded(&traffic, (Method::GET, uri), Ok(Response::new(body))).await.unwrap();
+        let response =
+            responded(&traffic, (Method::GET, uri), Ok(Response::new(delivering()))).await.unwrap();
         let time = |traffic: &ApiTraffic| {
             let resource = [("resource", "persistentvolumes".to_owned())];
             traffic.watched.get(&resource).map(|time| time.get())
@@ -263,9 +266,8 @@ mod tests {
     #[tokio::test]
     async fn refused_token_lasts_until_accepted_request() {
         let traffic = ApiTraffic::default();
-        let frame = Frame::data(Bytes::from_static(b"{}"));
-        let body = StreamBody::new(stream::iter([Ok::<_, BoxError>(frame)]));
-        let watch = responded(&traffic, (Method::GET, VOLUME), Ok(Response::new(body))).await.unwrap();
+        let watch =
+            responded(&traffic, (Method::GET, VOLUME), Ok(Response::new(delivering()))).await.unwrap();
         responded(&traffic, (Method::GET, VOLUME), empty(401)).await.unwrap();
         assert!(watch.into_body().into_data_stream().next().await.unwrap().is_ok());
         assert_eq!(traffic.latest(), Some(Err("get persistentvolumes: 401 Unauthorized".to_owned())));

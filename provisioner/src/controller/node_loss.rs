@@ -175,11 +175,13 @@ impl<'a> NodeLossController<'a> {
         let mut lost = BTreeMap::new();
         for name in named.difference(&known) {
             if is_node_deleted(self.cluster, name).await? {
-                let volumes = self.volumes_of(name).await?;
+                let selector = self.cluster.identity.node_selector(name);
+                let volumes = self.cluster.list_volumes(&selector, |_volume| true).await?;
                 if volumes.is_empty() {
                     // They were deleted after the list.
                     continue;
                 }
+                let volumes = volumes.into_iter().map(Arc::new).collect();
                 let seen = self.nodes.last_seen(name);
                 lost.insert(LostStorage::Node(name.clone()), Lost { volumes, seen });
             }
@@ -220,12 +222,6 @@ impl<'a> NodeLossController<'a> {
         );
         self.cluster.events.publish_on_node(Reason::NodeLost, note);
         true
-    }
-
-    async fn volumes_of(&self, node: &str) -> Result<Vec<Arc<PersistentVolume>>, Error> {
-        let selector = self.cluster.identity.node_selector(node);
-        let volumes = self.cluster.list_volumes(&selector, |_volume| true).await?;
-        Ok(volumes.into_iter().map(Arc::new).collect())
     }
 }
 

@@ -23,7 +23,7 @@ use crate::node::delete;
 use crate::objects::identity::Identity;
 use crate::objects::loss_policy::OnNodeLoss;
 use crate::objects::{ownership, pv};
-use crate::store::custody::Custody;
+use crate::store::driver::Custody;
 use crate::testing::fake_store::CustodyRecord;
 use crate::testing::fixtures;
 
@@ -450,13 +450,13 @@ impl LossModel {
         }
         let Some(name) = Self::one_of(&mut self.choices, &machine.cache) else { return Ok(()) };
         let cached = &machine.cache[&name];
-        if let Ok(delete::DeletionPlan::Delete(deletion)) = delete::plan(cached, &identity) {
+        if let Ok(delete::DeletionPlan::Delete(id)) = delete::plan(cached, &identity) {
             let version = cached.resource_version();
             let is_unchanged =
                 self.volumes.get(&name).is_some_and(|volume| volume.resource_version() == version);
             if is_unchanged {
                 self.arrive(InFlightWrite::DeleteVolume { name: name.clone(), version });
-                self.machines[which].marked = Some((name, deletion.id));
+                self.machines[which].marked = Some((name, id));
             }
         }
         Ok(())

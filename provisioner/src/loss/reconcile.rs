@@ -80,24 +80,11 @@ pub(crate) struct Lost {
 /// What knows whether storage is lost.
 pub(crate) trait Witness {
     /// Returns `true` if it is certain now that the data of this volume cannot be reached.
-    ///
-    /// # Errors
-    /// When that cannot be found out.
     fn is_lost(
         &self,
         place: &LostStorage,
         volume: &PersistentVolume,
     ) -> impl Future<Output = Result<bool, Error>> + Send;
-}
-
-/// When a volume has to be checked again.
-enum NextCheck {
-    /// Not before its object changes.
-    OnChange,
-    /// After this time.
-    After(Duration),
-    /// With back-off: another step must happen first, and no event announces it.
-    BackOff,
 }
 
 /// Reconciles PersistentVolumes of lost storage.
@@ -153,17 +140,15 @@ impl<'a, W: Witness> LossReconciler<'a, W> {
                 }
                 let check = match self.remaining_back_off(volume, now) {
                     Some(remaining) => Some(remaining),
-                    None => match self.reconcile_volume(volume, place, now.duration_since(since)).await {
-                        Ok(NextCheck::OnChange) => None,
-                        Ok(NextCheck::After(wait)) => Some(wait),
-                        Ok(NextCheck::BackOff) => Some(self.back_off(volume, now)),
-                        Err(error) => {
+                    None => {
+                        let reconciled = self.reconcile_volume(volume, place, since, now).await;
+                        reconciled.unwrap_or_else(|error| {
                             if !error.is_conflict() {
                                 self.cluster.events.publish(&**volume, Reason::NodeLost, error.to_string());
                             }
                             Some(self.back_off(volume, now))
-                        }
-                    },
+                        })
+                    }
                 };
                 next = next.into_iter().chain(check).min();
             }
@@ -204,48 +189,56 @@ impl<'a, W: Witness> LossReconciler<'a, W> {
         true
     }
 
-    /// Decides about one volume and acts, until there is nothing more to do now.
+    /// Decides about one volume and acts, until there is nothing more to do now. Returns the time after which the volume has to be checked
+    /// again if its object does not change: with back-off if another step must happen first that no event announces.
     async fn reconcile_volume(
         &self,
         listed: &PersistentVolume,
         place: &LostStorage,
-        lost_for: Duration,
-    ) -> Result<NextCheck, Error> {
+        since: Instant,
+        now: Instant,
+    ) -> Result<Option<Duration>, Error> {
+        let lost_for = now.duration_since(since);
         let identity = &self.cluster.identity;
         let node = place.node(identity);
         // Before the grace time is over, and for a volume that is kept, nothing else matters.
         let early = decide(NodeLossState { volume: listed, node, claim: None, lost_for }, identity);
         match early {
-            Decision::Ignore => return Ok(NextCheck::OnChange),
-            Decision::Wait(wait) => return Ok(NextCheck::After(wait)),
+            Decision::Ignore => return Ok(None),
+            Decision::Wait(wait) => return Ok(Some(wait)),
             _ if !will_delete(listed, node, identity) => {
-                return Ok(self.report(&Decision::ReportOnly, listed, place));
+                self.report(&Decision::ReportOnly, listed, place);
+                return Ok(None);
             }
             _ => {}
         }
         for _ in 0..MAX_WRITES {
             let volume = self.cluster.read_volume(&listed.name_any()).await?;
             let Some(volume) = volume.filter(|volume| volume.uid() == listed.uid()) else {
-                return Ok(NextCheck::OnChange);
+                return Ok(None);
             };
             let claim = self.claim_of(&volume).await?;
             let state = NodeLossState { volume: &volume, node, claim: claim.as_ref(), lost_for };
             let decision = decide(state, identity);
             match decision {
-                Decision::Ignore => return Ok(NextCheck::OnChange),
-                Decision::Wait(wait) => return Ok(NextCheck::After(wait)),
-                Decision::Requeue => return Ok(NextCheck::BackOff),
-                Decision::ReportOnly => return Ok(self.report(&decision, &volume, place)),
-                _ if self.mode != NodeLoss::Enforce => {
-                    return Ok(self.report(&decision, &volume, place));
+                Decision::Ignore => return Ok(None),
+                Decision::Wait(wait) => return Ok(Some(wait)),
+                Decision::Requeue => break,
+                Decision::ReportOnly => {
+                    self.report(&decision, &volume, place);
+                    return Ok(None);
                 }
-                _ if !self.witness.is_lost(place, &volume).await? => return Ok(NextCheck::BackOff),
+                _ if self.mode != NodeLoss::Enforce => {
+                    self.report(&decision, &volume, place);
+                    return Ok(None);
+                }
+                _ if !self.witness.is_lost(place, &volume).await? => break,
                 Decision::DeletePv => {
                     delete(&self.cluster.volume_api(), "delete PersistentVolume", &volume).await?;
                 }
                 Decision::RemoveFinalizer => self.remove_finalizer(&volume).await?,
                 Decision::DeleteClaim => {
-                    let Some(claim) = &claim else { return Ok(NextCheck::BackOff) };
+                    let Some(claim) = &claim else { break };
                     let claims = self.cluster.claim_api(&claim.namespace().unwrap_or_default());
                     delete(&claims, "delete PersistentVolumeClaim", claim).await?;
                     let note = self.note(&decision, &volume, place);
@@ -255,17 +248,16 @@ impl<'a, W: Witness> LossReconciler<'a, W> {
             let note = self.note(&decision, &volume, place);
             self.cluster.events.publish(&volume, Reason::NodeLost, note);
         }
-        Ok(NextCheck::BackOff)
+        Ok(Some(self.back_off(listed, now)))
     }
 
     /// Records an event that says that the volume is kept, or what would be done.
-    fn report(&self, decision: &Decision, volume: &PersistentVolume, place: &LostStorage) -> NextCheck {
+    fn report(&self, decision: &Decision, volume: &PersistentVolume, place: &LostStorage) {
         let mut note = self.note(decision, volume, place);
         if *decision != Decision::ReportOnly {
             note += ", if the driver ran with --node-loss=enforce";
         }
         self.cluster.events.publish(volume, Reason::NodeLost, note);
-        NextCheck::OnChange
     }
 
     fn note(&self, decision: &Decision, volume: &PersistentVolume, place: &LostStorage) -> String {

@@ -9,12 +9,14 @@ use std::collections::btree_map::Entry;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use csi_wire::volumes::CapacityResponse;
 use k8s_openapi::api::storage::v1::{CSIStorageCapacity, StorageClass};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, ObjectMeta, OwnerReference};
 use kube::api::{DeleteParams, Patch, PatchParams};
 use kube::runtime::reflector::store::Writer;
 use kube::runtime::watcher;
 use kube::{Api, ResourceExt};
+use loopfs::Bytes;
 use tokio::sync::SetOnce;
 use tokio::time::{sleep, timeout};
 
@@ -28,7 +30,7 @@ use crate::objects::identity::{Identity, MANAGER};
 use crate::objects::parameters::Parameters;
 use crate::objects::quantity;
 use crate::objects::topology::{self, CandidateNode};
-use crate::store::driver::{NodeCapacity, StorageError};
+use crate::store::driver::StorageError;
 
 /// The namespace and the owner of the objects.
 #[derive(Debug, Clone, PartialEq)]
@@ -45,10 +47,8 @@ const MANAGER_LABEL: &str = "csi.storage.k8s.io/managed-by";
 const MIN_INTERVAL: Duration = Duration::from_secs(1);
 /// Interval of updates without an event: other files on the disk take space, too.
 const POLL_INTERVAL: Duration = Duration::from_secs(60);
-/// How long the labels of this node count as current after they changed. A new node often gets its labels in its first minutes.
-const NEW_LABELS_LIFETIME: Duration = Duration::from_secs(60);
-/// How long they count as current if they have not changed for long. The time doubles with each read that finds them unchanged.
-const OLD_LABELS_LIFETIME: Duration = Duration::from_secs(10 * 60);
+/// How long the labels of this node count as current. A new node often gets its labels in its first minutes.
+const LABELS_LIFETIME: Duration = Duration::from_secs(120);
 /// Wait after a failure.
 const RETRY_INTERVAL: Duration = Duration::from_secs(5);
 
@@ -69,11 +69,11 @@ pub(crate) async fn run(ctx: Arc<Context>, publishing: CapacityConfig, cache: Wr
         tokio::join!(synced.wait(), ctx.classes_synced.wait());
         let mut generation = ctx.retry_generation.subscribe();
         let mut storage = ctx.storage.changes();
-        let mut node = KnownNode::default();
+        let mut known_node = None;
         loop {
             // While the driver restarts, the capacity is the published one.
             ctx.storage.tried().await;
-            let node = node.current(&ctx, Instant::now());
+            let node = current_node(&mut known_node, &ctx, Instant::now());
             let wait = match publish(&ctx, &publishing, &api, node, &published.state()).await {
                 Ok(0) => POLL_INTERVAL,
                 Ok(_) => {
@@ -98,31 +98,17 @@ pub(crate) async fn run(ctx: Arc<Context>, publishing: CapacityConfig, cache: Wr
     tokio::join!(watching, publishing);
 }
 
-/// This node as it was last read from the API server.
-#[derive(Debug, Default)]
-struct KnownNode(Option<ReadNode>);
-
-#[derive(Debug)]
-struct ReadNode {
-    node: CandidateNode,
-    at: Instant,
-    lifetime: Duration,
-}
-
-impl KnownNode {
-    /// Returns this node. Reads it again if its labels may have changed.
-    async fn current(&mut self, ctx: &Context, now: Instant) -> Result<&CandidateNode, Error> {
-        let known = match self.0.take() {
-            Some(known) if now < known.at + known.lifetime => known,
-            earlier => {
-                let node = placement::this_node(ctx).await?;
-                let unchanged = earlier.filter(|earlier| earlier.node == node);
-                let lifetime = unchanged.map_or(NEW_LABELS_LIFETIME, |earlier| earlier.lifetime * 2);
-                ReadNode { node, at: now, lifetime: lifetime.min(OLD_LABELS_LIFETIME) }
-            }
-        };
-        Ok(&self.0.insert(known).node)
-    }
+/// Returns this node, as it was last read if that was recently.
+async fn current_node<'a>(
+    known: &'a mut Option<(Instant, CandidateNode)>,
+    ctx: &Context,
+    now: Instant,
+) -> Result<&'a CandidateNode, Error> {
+    let current = match known.take() {
+        Some((read, node)) if now < read + LABELS_LIFETIME => (read, node),
+        _ => (now, placement::this_node(ctx).await?),
+    };
+    Ok(&known.insert(current).1)
 }
 
 /// Updates the objects. Awaits `node` only if a class does not allow all nodes. Returns how many were written.
@@ -143,28 +129,29 @@ async fn publish(
     let node = if restricted { Some(node.await?) } else { None };
     let capacities = capacities(&classes, ctx).await?;
     let desired = desired(&classes, node, &capacities, publishing, &ctx.cluster.identity);
-    let writes = plan(desired, published);
-    for write in &writes {
-        match write {
-            CapacityWrite::Apply(object) => {
-                let name = object.name_any();
-                let parameters = PatchParams::apply(MANAGER).force();
-                let applied = api.patch(&name, &parameters, &Patch::Apply(object)).await;
-                applied.map_err(|error| Error::api("write CSIStorageCapacity", name, error))?;
-            }
-            CapacityWrite::Delete(name) => match api.delete(name, &DeleteParams::default()).await {
-                Err(kube::Error::Api(status)) if status.is_not_found() => {}
-                deleted => {
-                    deleted.map_err(|error| Error::api("delete CSIStorageCapacity", name, error))?;
-                }
-            },
-        }
+    let mut writes = 0;
+    for object in desired.iter().filter(|object| !is_published(object, published)) {
+        let name = object.name_any();
+        let parameters = PatchParams::apply(MANAGER).force();
+        let applied = api.patch(&name, &parameters, &Patch::Apply(object)).await;
+        applied.map_err(|error| Error::api("write CSIStorageCapacity", name, error))?;
+        writes += 1;
     }
-    Ok(writes.len())
+    let is_desired = |name: &String| desired.iter().any(|object| object.metadata.name.as_ref() == Some(name));
+    for name in published.iter().map(|object| object.name_any()).filter(|name| !is_desired(name)) {
+        match api.delete(&name, &DeleteParams::default()).await {
+            Err(kube::Error::Api(status)) if status.is_not_found() => {}
+            deleted => {
+                deleted.map_err(|error| Error::api("delete CSIStorageCapacity", name, error))?;
+            }
+        }
+        writes += 1;
+    }
+    Ok(writes)
 }
 
 /// The free capacity for volumes with certain settings.
-type Capacities = BTreeMap<BTreeMap<String, String>, NodeCapacity>;
+type Capacities = BTreeMap<BTreeMap<String, String>, CapacityResponse>;
 
 /// Returns the free capacity for the volumes of each class.
 async fn capacities(classes: &[Arc<StorageClass>], ctx: &Context) -> Result<Capacities, StorageError> {
@@ -174,7 +161,7 @@ async fn capacities(classes: &[Arc<StorageClass>], ctx: &Context) -> Result<Capa
             let reading = async { ctx.storage.driver()?.capacity(entry.key()).await };
             let capacity = match reading.await {
                 // No volume can be created here until an administrator has repaired the storage.
-                Err(StorageError::Unavailable(_)) => NodeCapacity::default(),
+                Err(StorageError::Unavailable(_)) => CapacityResponse::default(),
                 capacity => capacity?,
             };
             entry.insert(capacity);
@@ -187,13 +174,6 @@ async fn capacities(classes: &[Arc<StorageClass>], ctx: &Context) -> Result<Capa
 fn settings(class: &StorageClass) -> BTreeMap<String, String> {
     let parameters = Parameters::parse(class.parameters.as_ref());
     parameters.map(|parameters| parameters.settings.pairs().clone()).unwrap_or_default()
-}
-
-/// A planned write.
-#[derive(Debug, Clone, PartialEq)]
-enum CapacityWrite {
-    Apply(Box<CSIStorageCapacity>),
-    Delete(String),
 }
 
 /// Returns the desired objects.
@@ -217,7 +197,7 @@ fn desired(
 
 fn object(
     class: &StorageClass,
-    capacity: NodeCapacity,
+    capacity: CapacityResponse,
     publishing: &CapacityConfig,
     identity: &Identity,
 ) -> CSIStorageCapacity {
@@ -240,9 +220,9 @@ fn object(
             match_labels: Some(BTreeMap::from([(identity.topology_key(), node)])),
             match_expressions: None,
         }),
-        capacity: Some(quantity::format(capacity.available)),
+        capacity: Some(quantity::format(Bytes(capacity.available))),
         // The scheduler uses this field first.
-        maximum_volume_size: Some(quantity::format(capacity.largest_volume)),
+        maximum_volume_size: Some(quantity::format(Bytes(capacity.largest_volume))),
     }
 }
 
@@ -254,19 +234,10 @@ fn name(class: &str, identity: &Identity) -> String {
     format!("{}-{hash:016x}", identity.node())
 }
 
-/// Plans the writes from the published to the desired objects.
-fn plan(desired: Vec<CSIStorageCapacity>, published: &[Arc<CSIStorageCapacity>]) -> Vec<CapacityWrite> {
-    let superfluous = published
-        .iter()
-        .map(|object| object.name_any())
-        .filter(|name| desired.iter().all(|object| object.metadata.name.as_ref() != Some(name)));
-    let superfluous: Vec<_> = superfluous.map(CapacityWrite::Delete).collect();
-    let current = |object: &CSIStorageCapacity| {
-        let found = published.iter().find(|other| other.metadata.name == object.metadata.name);
-        found.is_some_and(|found| has_same_content(found, object))
-    };
-    let missing = desired.into_iter().filter(|object| !current(object));
-    missing.map(|object| CapacityWrite::Apply(Box::new(object))).chain(superfluous).collect()
+/// Returns `true` if the object is published with the same content.
+fn is_published(desired: &CSIStorageCapacity, published: &[Arc<CSIStorageCapacity>]) -> bool {
+    let found = published.iter().find(|object| object.metadata.name == desired.metadata.name);
+    found.is_some_and(|found| has_same_content(found, desired))
 }
 
 fn has_same_content(published: &CSIStorageCapacity, desired: &CSIStorageCapacity) -> bool {
@@ -284,7 +255,6 @@ fn has_same_content(published: &CSIStorageCapacity, desired: &CSIStorageCapacity
 
 #[cfg(test)]
 mod tests {
-    use loopfs::Bytes;
     use rstest::rstest;
     use serde_json::{Value, json};
 
@@ -314,13 +284,9 @@ mod tests {
     }
 
     fn wanted(available: u64) -> Vec<CSIStorageCapacity> {
-        let capacities = of_all_settings(available);
+        let capacity = CapacityResponse { available, largest_volume: available / 2 };
+        let capacities = [(BTreeMap::new(), capacity)].into();
         desired(&classes(&[json!({})]), None, &capacities, &publishing(), &fixtures::identity())
-    }
-
-    fn of_all_settings(available: u64) -> Capacities {
-        let capacity = NodeCapacity { available: Bytes(available), largest_volume: Bytes(available / 2) };
-        [(BTreeMap::new(), capacity)].into()
     }
 
     #[test]
@@ -362,24 +328,6 @@ mod tests {
         test_context.finish().await;
     }
 
-    #[test]
-    fn disallowing_class_has_no_capacity() {
-        let class = |name: &str, zone: &str| {
-            json!({"metadata": {"name": name}, "allowedTopologies": [
-                {"matchLabelExpressions": [{"key": "zone", "values": [zone]}]},
-            ]})
-        };
-        let classes = classes(&[class("here", "west"), class("there", "east"), json!({})]);
-        let node = CandidateNode {
-            name: "node-a".to_owned(),
-            labels: BTreeMap::from([("zone".to_owned(), "west".to_owned())]),
-        };
-        let capacities = of_all_settings(MIB);
-        let objects = desired(&classes, Some(&node), &capacities, &publishing(), &fixtures::identity());
-        let names: Vec<_> = objects.iter().map(|object| object.storage_class_name.as_str()).collect();
-        assert_eq!(names, ["here", "loopfs"]);
-    }
-
     #[rstest]
     #[case::nothing(json!({}), true)]
     #[case::the_same_in_other_words(json!({"capacity": "67108864"}), true)]
@@ -394,16 +342,7 @@ mod tests {
         let mut published = serde_json::to_value(&wanted[0]).unwrap();
         fixtures::merge(&mut published, change);
         let published: CSIStorageCapacity = serde_json::from_value(published).unwrap();
-        let writes = plan(wanted.clone(), &[Arc::new(published)]);
-        let expected = if same { vec![] } else { vec![CapacityWrite::Apply(Box::new(wanted[0].clone()))] };
-        assert_eq!(writes, expected);
-    }
-
-    #[test]
-    fn objects_of_deleted_classes_are_deleted() {
-        let [before] = wanted(MIB).try_into().unwrap();
-        let deletion = CapacityWrite::Delete(name("loopfs", &fixtures::identity()));
-        assert_eq!(plan(vec![], &[Arc::new(before)]), [deletion]);
+        assert_eq!(is_published(&wanted[0], &[Arc::new(published)]), same);
     }
 
     #[tokio::test]
@@ -417,8 +356,8 @@ mod tests {
         let test_context = TestContext::of_size(Bytes(64 * MIB), caches, requests);
         test_context.break_with(fake_store::error(loopfs::ErrorKind::NotMounted, "mount it"));
         let api = Api::namespaced(test_context.ctx.cluster.client.clone(), "loopfs-system");
-        let mut node = KnownNode::default();
-        let node = node.current(&test_context.ctx, Instant::now());
+        let mut known = None;
+        let node = current_node(&mut known, &test_context.ctx, Instant::now());
         assert_eq!(publish(&test_context.ctx, &publishing(), &api, node, &[]).await.unwrap(), 1);
         drop(api);
         test_context.finish().await;
@@ -433,26 +372,6 @@ mod tests {
         assert!(matches!(opening, StorageError::Pending(_)), "{opening}");
         test_context.ctx.storage.set(StorageState::Untried);
         assert_eq!(capacities(&classes, &test_context.ctx).await, Err(StorageError::Untried));
-        test_context.finish().await;
-    }
-
-    #[tokio::test]
-    async fn unchanged_labels_are_read_less_often() {
-        let read = |zone: &str| {
-            let node = fixtures::metadata_only(json!({"name": "node-a", "labels": {"zone": zone}}));
-            expect(http::Method::GET, "/api/v1/nodes/node-a", None).respond(node)
-        };
-        let requests = vec![read("west"), read("west"), read("east"), read("east")];
-        let test_context = TestContext::new(requests);
-        let (mut node, start) = (KnownNode::default(), Instant::now());
-        let mut zones = Vec::new();
-        // It is read after 0, 60, 180 and 240 s.
-        for seconds in [0, 59, 60, 179, 180, 239, 240, 241] {
-            let at = start + Duration::from_secs(seconds);
-            let current = node.current(&test_context.ctx, at).await.unwrap();
-            zones.push(current.labels["zone"].clone());
-        }
-        assert_eq!(zones, ["west", "west", "west", "west", "east", "east", "east", "east"]);
         test_context.finish().await;
     }
 

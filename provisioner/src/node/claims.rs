@@ -36,7 +36,6 @@ use crate::api::events::Reason;
 use crate::api::queue::{self, CacheChange, Next, Slow, Workers};
 use crate::error::Error;
 use crate::node::context::{Context, RetryKey};
-use crate::node::operations::Operation;
 use crate::node::{data_source, placement, provision, reschedule, resize};
 use crate::objects::claim_status::{self, ResizeStatus};
 use crate::objects::data_source::{CopiedRef, DataSourceRef, parse_reference};
@@ -61,11 +60,9 @@ pub(crate) async fn run(
     let changes = ctx.claim_scope.watch(&ctx.cluster, cache, of_interest);
     let observer = Arc::clone(&ctx);
     let touched = changes.filter_map(move |change| std::future::ready(observe(change, &observer)));
-    let retried = queue::requeue_failed(
-        Arc::clone(&ctx),
-        |ctx: &Context| &ctx.retry_generation,
-        |ctx| &ctx.claims.backoff,
-    );
+    let generation = ctx.retry_generation.subscribe();
+    let retried =
+        queue::requeue_failed(Arc::clone(&ctx), generation, |ctx: &Context| ctx.claims.backoff.keys());
     let queue = stream::select(touched, stream::select(UnboundedReceiverStream::new(related), retried));
     let identity = ctx.cluster.identity.clone();
     let is_slow =
@@ -87,13 +84,9 @@ fn observe(
     ctx: &Context,
 ) -> Option<ObjectRef<PersistentVolumeClaim>> {
     match change {
-        CacheChange::Applied(claim) => {
-            ctx.claim_names.insert(&claim);
-            Some(ObjectRef::from_obj(&*claim))
-        }
+        CacheChange::Applied(claim) => Some(ObjectRef::from_obj(&*claim)),
         CacheChange::Deleted(claim) => {
             let key = ObjectRef::from_obj(&*claim);
-            ctx.claim_names.remove(&claim);
             ctx.claims.writes.forget(&key);
             ctx.claims.conflicts.clear(&key);
             // A claim that is rescheduled to another node may come back. Its back-off is kept for that case. Otherwise this node would
@@ -106,7 +99,6 @@ fn observe(
         }
         CacheChange::Listed => {
             // The claims of the list follow.
-            ctx.claim_names.clear();
             ctx.claims.listed();
             ctx.claims_deleted.notify_one();
             None
@@ -121,10 +113,8 @@ enum ClaimProgress {
     UpToDate,
     /// This process has done its step; another component does the next one.
     Done,
-    /// Another component does the next step.
+    /// Another component or another node does the next step. The claim may come back, so its back-off is kept.
     Pending,
-    /// The claim belongs to another node, or to none yet. It may come back, so its back-off is kept.
-    Elsewhere,
 }
 
 /// A failure and the reason of its event.
@@ -154,7 +144,7 @@ async fn reconcile(cached: Arc<PersistentVolumeClaim>, ctx: Arc<Context>) -> Nex
         {
             ctx.claims.failed(key, retry_key, false);
         }
-        Ok(ClaimProgress::Done | ClaimProgress::Pending | ClaimProgress::Elsewhere) => {}
+        Ok(ClaimProgress::Done | ClaimProgress::Pending) => {}
         // Without a claim, nothing would clear its back-off.
         Err(ClaimFailure { error: Error::CopyEnded(_), .. }) if ctx.claims.cache.get(&key).is_none() => {}
         Err(ClaimFailure { error, .. }) if error.is_conflict() => {
@@ -166,10 +156,9 @@ async fn reconcile(cached: Arc<PersistentVolumeClaim>, ctx: Arc<Context>) -> Nex
             let awaits_storage = error.awaits_storage() && !(error.is_no_space() && is_to_be_copied(&claim));
             let wait = ctx.claims.failed(key, retry_key, awaits_storage);
             tracing::debug!(reason = error.reason(), ?wait, "a claim is retried later");
-            if let Some(patch) =
-                reschedule::plan(&claim, class_of(&claim, &ctx).as_deref(), &error, &ctx.cluster.identity)
-            {
-                match reschedule::apply(&claim, &patch, &ctx).await {
+            let class = class_of(&claim, &ctx);
+            if reschedule::may_help(&claim, class.as_deref(), &error, &ctx.cluster.identity) {
+                match reschedule::apply(&claim, &ctx).await {
                     Ok(()) => {
                         let note = format!(
                             "{error}; the provisioner removed the selected node from the claim, so that another one can be selected{}",
@@ -200,7 +189,7 @@ fn retry_key(claim: &PersistentVolumeClaim, ctx: &Context) -> RetryKey {
         volume_version: volume.and_then(|id| ctx.volume(id.as_str())?.resource_version()),
         uid: claim.uid(),
         requested: claim_status::requested(claim).ok().flatten(),
-        retry_generation: Some(ctx.retry_generation.current()),
+        retry_generation: Some(*ctx.retry_generation.borrow()),
     }
 }
 
@@ -211,8 +200,8 @@ fn class_of(claim: &PersistentVolumeClaim, ctx: &Context) -> Option<Arc<StorageC
 async fn attempt(claim: &PersistentVolumeClaim, ctx: &Context) -> Result<ClaimProgress, ClaimFailure> {
     let begun = Instant::now();
     let (operation, reason, outcome) = match ownership::bound_volume(claim) {
-        None => (Operation::Provision, Reason::ProvisioningFailed, provision_volume(claim, ctx).await),
-        Some(name) => (Operation::Resize, Reason::VolumeResizeFailed, resize_volume(claim, name, ctx).await),
+        None => ("provision", Reason::ProvisioningFailed, provision_volume(claim, ctx).await),
+        Some(name) => ("resize", Reason::VolumeResizeFailed, resize_volume(claim, name, ctx).await),
     };
     match &outcome {
         Ok(ClaimProgress::Done) => ctx.operations.ended(operation, begun, Ok(())),
@@ -229,12 +218,10 @@ async fn provision_volume(claim: &PersistentVolumeClaim, ctx: &Context) -> Resul
     if !ownership::is_claim_to_provision(claim, &ctx.cluster.identity) {
         return Ok(ClaimProgress::UpToDate);
     }
-    let placement = placement::of(claim, class.as_deref(), ctx).await?;
-    // Only the node that provisions reads the data source.
-    let reference = match placement {
-        placement::Placement::Here if existing.is_none() => parse_reference(claim)?,
-        _ => None,
-    };
+    if !placement::is_here(claim, class.as_deref(), ctx).await? {
+        return Ok(ClaimProgress::Pending);
+    }
+    let reference = if existing.is_none() { parse_reference(claim)? } else { None };
     let data_source = match reference {
         None => None,
         Some(DataSourceRef::Copied(CopiedRef::Snapshot(name))) => {
@@ -252,17 +239,10 @@ async fn provision_volume(claim: &PersistentVolumeClaim, ctx: &Context) -> Resul
             return Ok(ClaimProgress::Pending);
         }
     };
-    match provision::plan(
-        claim,
-        class.as_deref(),
-        existing.as_deref(),
-        placement,
-        data_source,
-        &ctx.cluster.identity,
-    )? {
-        provision::ProvisionPlan::Ignore => Ok(ClaimProgress::Elsewhere),
-        provision::ProvisionPlan::UpToDate => Ok(ClaimProgress::UpToDate),
-        provision::ProvisionPlan::Create(creation) => {
+    let identity = &ctx.cluster.identity;
+    match provision::plan(claim, class.as_deref(), existing.as_deref(), data_source, identity)? {
+        None => Ok(ClaimProgress::UpToDate),
+        Some(creation) => {
             provision::apply(claim, creation, ctx).await?;
             Ok(ClaimProgress::Done)
         }

@@ -1,21 +1,17 @@
 //! The state that all reconciles of a node share.
 
-use std::collections::hash_map::Entry;
-use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
 use k8s_openapi::api::storage::v1::StorageClass;
 use k8s_openapi::jiff::Timestamp;
-use kube::ResourceExt;
 use kube::runtime::reflector::{ObjectRef, Store};
 use loopfs::Bytes;
-use parking_lot::Mutex;
 use tokio::sync::{Notify, SetOnce, watch};
 
 use crate::api::absence;
-use crate::api::backoff::{self, Backoff, RetryGeneration};
+use crate::api::backoff::{self, Backoff};
 use crate::api::cluster::Cluster;
 use crate::api::mutation_cache::MutationCache;
 use crate::api::policies::Enforced;
@@ -40,8 +36,6 @@ pub(crate) struct Context {
     pub(crate) claim_scope: CurrentScope,
     /// The claims that could concern this node.
     pub(crate) claims: ControllerState<PersistentVolumeClaim>,
-    /// The names of the claims in the cache, by namespace.
-    pub(crate) claim_names: ClaimNames,
     /// This node's PersistentVolumes.
     pub(crate) volumes: ControllerState<PersistentVolume>,
     /// Cache of all storage classes.
@@ -52,7 +46,8 @@ pub(crate) struct Context {
     pub(crate) in_flight: InFlight,
     /// Notified when a claim was deleted or a watch restarted: pending volumes may have been orphaned.
     pub(crate) claims_deleted: Notify,
-    pub(crate) retry_generation: RetryGeneration,
+    /// The retry generation. It increases when failed operations may succeed on a retry, because space was freed or the store became usable.
+    pub(crate) retry_generation: watch::Sender<u64>,
     /// Notified when the free capacity may have decreased, or a published CSIStorageCapacity was changed.
     pub(crate) capacity: Notify,
     pub(crate) operations: Operations,
@@ -79,7 +74,6 @@ impl Context {
             storage: Storage::new(driver),
             claim_scope: Default::default(),
             claims: ControllerState::new(claims),
-            claim_names: Default::default(),
             volumes: ControllerState::new(volumes),
             classes,
             classes_synced: Default::default(),
@@ -93,6 +87,11 @@ impl Context {
             policies: Default::default(),
             now,
         }
+    }
+
+    /// Lets failed operations be retried that wait for free space or for the store.
+    pub(crate) fn retry(&self) {
+        self.retry_generation.send_modify(|generation| *generation += 1);
     }
 
     /// Returns once every cache has received its first list.
@@ -111,9 +110,6 @@ impl Context {
 
     /// Returns a claim, if it could concern this node. If the node watches only claims with its label, a claim that is not in the
     /// cache is read: it may have lost the label.
-    ///
-    /// # Errors
-    /// When the request fails.
     pub(crate) async fn claim(
         &self,
         key: &ObjectRef<PersistentVolumeClaim>,
@@ -127,35 +123,6 @@ impl Context {
         let claim = read.map_err(|error| Error::api("read claim", &key.name, error))?.map(Pruned::into_inner);
         let is_of_interest = |claim: &_| ownership::is_claim_of_interest(claim, &self.cluster.identity);
         Ok(claim.filter(is_of_interest).map(Arc::new))
-    }
-}
-
-/// The names of claims by namespace. A search of the whole cache for each claim that does not fit would take time that grows with the
-/// square of their number.
-#[derive(Debug, Default)]
-pub(crate) struct ClaimNames(Mutex<HashMap<String, BTreeSet<String>>>);
-
-impl ClaimNames {
-    pub(crate) fn insert(&self, claim: &PersistentVolumeClaim) {
-        self.0.lock().entry(claim.namespace().unwrap_or_default()).or_default().insert(claim.name_any());
-    }
-
-    pub(crate) fn remove(&self, claim: &PersistentVolumeClaim) {
-        let mut names = self.0.lock();
-        if let Entry::Occupied(mut of_namespace) = names.entry(claim.namespace().unwrap_or_default()) {
-            of_namespace.get_mut().remove(&claim.name_any());
-            if of_namespace.get().is_empty() {
-                of_namespace.remove();
-            }
-        }
-    }
-
-    pub(crate) fn clear(&self) {
-        self.0.lock().clear();
-    }
-
-    pub(crate) fn in_namespace(&self, namespace: &str) -> Vec<String> {
-        self.0.lock().get(namespace).into_iter().flatten().cloned().collect()
     }
 }
 
@@ -199,7 +166,7 @@ impl<K: KubernetesObject> ControllerState<K> {
             .or_else(|| waits.into_iter().find_map(|retry_key| self.backoff.remaining(key, retry_key, now)))
     }
 
-    /// Records a failed attempt. Returns the wait before the next one. The next [`RetryGeneration`] ends the wait early only if the attempt
+    /// Records a failed attempt. Returns the wait before the next one. The next retry generation ends the wait early only if the attempt
     /// `awaits_storage`. Otherwise a failed copy would cause its own retry, and that of all other objects, because the driver frees its
     /// space.
     pub(crate) fn failed(&self, key: ObjectRef<K>, retry_key: RetryKey, awaits_storage: bool) -> Duration {
@@ -242,32 +209,6 @@ pub(crate) struct RetryKey {
     pub(crate) volume_version: Option<String>,
     /// For a claim without a volume: the resource version of its storage class.
     pub(crate) class_version: Option<String>,
-    /// See [`RetryGeneration`]. `None` if the outcome depends neither on the free space nor on whether the store is open.
+    /// See [`Context::retry_generation`]. `None` if the outcome depends neither on the free space nor on whether the store is open.
     pub(crate) retry_generation: Option<u64>,
-}
-
-#[cfg(test)]
-mod tests {
-    use serde_json::json;
-
-    use super::*;
-    use crate::testing::fixtures;
-
-    #[test]
-    fn claim_names_are_those_cached() {
-        let names = ClaimNames::default();
-        let claims = [("shop", "a"), ("shop", "b"), ("bank", "c")].map(|(namespace, name)| {
-            fixtures::claim(json!({"metadata": {"namespace": namespace, "name": name}}))
-        });
-        claims.iter().for_each(|claim| names.insert(claim));
-        names.insert(&claims[0]);
-        assert_eq!(names.in_namespace("shop"), ["a", "b"]);
-        names.remove(&claims[0]);
-        names.remove(&claims[2]);
-        names.remove(&claims[2]);
-        assert_eq!((names.in_namespace("shop"), names.in_namespace("bank")), (vec!["b".to_owned()], vec![]));
-        assert_eq!(names.0.lock().len(), 1);
-        names.clear();
-        assert_eq!(names.in_namespace("shop"), [""; 0]);
-    }
 }

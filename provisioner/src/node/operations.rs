@@ -12,24 +12,6 @@ use crate::error::Error;
 /// Creating a directory volume takes milliseconds. Images take as long as allocating their blocks, copies as long as their files.
 const BUCKETS: [f64; 12] = [0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0, 5.0, 30.0, 120.0, 600.0];
 
-/// The counted operations.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Operation {
-    Provision,
-    Resize,
-    Delete,
-}
-
-impl Operation {
-    fn as_str(self) -> &'static str {
-        match self {
-            Operation::Provision => "provision",
-            Operation::Resize => "resize",
-            Operation::Delete => "delete",
-        }
-    }
-}
-
 type Labels<const COUNT: usize> = [(&'static str, &'static str); COUNT];
 
 /// The metrics of all attempts since the process started.
@@ -49,14 +31,15 @@ impl Default for Operations {
 }
 
 impl Operations {
-    /// Records the end of an attempt that began at `begun`. A conflict is no failure: the provisioner retries immediately.
-    pub(crate) fn ended(&self, operation: Operation, begun: Instant, outcome: Result<(), &Error>) {
+    /// Records the end of an attempt to `provision`, `resize` or `delete` that began at `begun`. A conflict is no failure: the provisioner
+    /// retries immediately.
+    pub(crate) fn ended(&self, operation: &'static str, begun: Instant, outcome: Result<(), &Error>) {
         let (result, reason) = match outcome {
             Ok(()) => ("success", ""),
             Err(error) if error.is_conflict() => ("conflict", error.reason()),
             Err(error) => ("failure", error.reason()),
         };
-        let operation = ("operation", operation.as_str());
+        let operation = ("operation", operation);
         self.ended.get_or_create(&[operation, ("result", result), ("reason", reason)]).inc();
         let took = self.took.get_or_create(&[operation, ("result", result)]);
         took.observe(begun.elapsed().as_secs_f64());
@@ -85,10 +68,10 @@ mod tests {
         let operations = Operations::default();
         let full = Error::Storage(StorageError::Volume(fake_store::error(ErrorKind::NoSpace, "full")));
         let taken = Error::InFlight(VolumeId::parse("v").unwrap());
-        operations.ended(Operation::Provision, Instant::now(), Ok(()));
-        operations.ended(Operation::Provision, Instant::now(), Err(&full));
-        operations.ended(Operation::Provision, Instant::now(), Err(&full));
-        operations.ended(Operation::Delete, Instant::now(), Err(&taken));
+        operations.ended("provision", Instant::now(), Ok(()));
+        operations.ended("provision", Instant::now(), Err(&full));
+        operations.ended("provision", Instant::now(), Err(&full));
+        operations.ended("delete", Instant::now(), Err(&taken));
         let mut registry = Registry::default();
         operations.register(&mut registry);
         let text = documentation::page(&registry);

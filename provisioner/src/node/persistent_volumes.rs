@@ -16,7 +16,6 @@ use crate::api::queue::{self, CacheChange, Next, Slow, Workers};
 use crate::error::Error;
 use crate::node::context::{Context, RetryKey};
 use crate::node::delete;
-use crate::node::operations::Operation;
 use crate::objects::ownership;
 
 /// PersistentVolumes reconciled concurrently: fewer than claims, for which users wait. During a bulk deletion a new claim should get
@@ -38,11 +37,9 @@ pub(crate) async fn run(
     let changes = queue::watch(Api::all(ctx.cluster.client.clone()), config, cache, of_interest);
     let observer = Arc::clone(&ctx);
     let touched = changes.filter_map(move |change| std::future::ready(observe(change, &observer, &related)));
-    let retried = queue::requeue_failed(
-        Arc::clone(&ctx),
-        |ctx: &Context| &ctx.retry_generation,
-        |ctx| &ctx.volumes.backoff,
-    );
+    let generation = ctx.retry_generation.subscribe();
+    let retried =
+        queue::requeue_failed(Arc::clone(&ctx), generation, |ctx: &Context| ctx.volumes.backoff.keys());
     let queue = stream::select(touched, retried);
     let depth = ctx.queues.queue("volumes");
     let workers = Workers { concurrency: CONCURRENCY, slow: Slow::none(), depth };
@@ -92,7 +89,7 @@ async fn reconcile(cached: Arc<PersistentVolume>, ctx: Arc<Context>) -> Next {
     let retry_key = RetryKey {
         uid: volume.uid(),
         volume_version: volume.resource_version(),
-        retry_generation: Some(ctx.retry_generation.current()),
+        retry_generation: Some(*ctx.retry_generation.borrow()),
         ..Default::default()
     };
     if let Some(wait) = ctx.volumes.remaining(&key, &retry_key) {
@@ -133,7 +130,7 @@ async fn attempt(volume: &PersistentVolume, ctx: &Context) -> Result<(), Error> 
         Err(error) => Err(error),
     };
     if deletes || outcome.is_err() {
-        ctx.operations.ended(Operation::Delete, begun, outcome.as_ref().copied());
+        ctx.operations.ended("delete", begun, outcome.as_ref().copied());
     }
     outcome
 }
@@ -316,20 +313,6 @@ mod tests {
         assert_eq!(test_context.finish().await, ["VolumeFailedDelete"]);
     }
 
-    /// The watch may be silent, so the cache may lack what happened since the first attempt.
-    #[tokio::test]
-    async fn retry_keeps_data_needed_outside_cache() {
-        let listed = unlabelled(&[second(json!({}))]);
-        let test_context = test_context(vec![unlabelled(&[]), marks(), unlabelled(&[]), listed]);
-        test_context.volumes.state().busy = true;
-        reconciled(&test_context, released(json!({}))).await;
-        test_context.volumes.state().busy = false;
-        // The watch delivers the mark, which ends the back-off.
-        reconciled(&test_context, marked(json!({"metadata": {"resourceVersion": "201"}}))).await;
-        assert_eq!(test_context.volumes.state().volumes.len(), 1);
-        assert_eq!(test_context.finish().await, ["VolumeFailedDelete", "VolumeFailedDelete"]);
-    }
-
     #[rstest]
     #[case::released(json!({"status": {"phase": "Released"}}))]
     #[case::of_another_volume(json!({"spec": {"csi": {"volumeHandle": "pvc-2"}}}))]
@@ -406,7 +389,7 @@ mod tests {
         test_context.volumes.state().busy = true;
         assert_eq!(reconciled(&test_context, released(json!({}))).await, Next::After(Duration::from_secs(1)));
         // Freed space does not end the use.
-        test_context.ctx.retry_generation.bump();
+        test_context.ctx.retry();
         assert!(matches!(reconciled(&test_context, released(json!({}))).await, Next::After(_)));
         assert_eq!(test_context.volumes.state().volumes.len(), 1);
         assert_eq!(test_context.finish().await, ["VolumeFailedDelete"]);

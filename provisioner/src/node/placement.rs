@@ -13,51 +13,31 @@ use crate::objects::ownership;
 use crate::objects::refusal::Refusal;
 use crate::objects::topology::{CandidateNode, allows, candidate};
 
-/// The placement of a claim, as this node sees it.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Placement {
-    /// This node provisions.
-    Here,
-    /// Another node provisions, or none was selected yet.
-    Elsewhere,
-    /// This node was selected but may not provision, for this reason.
-    Refused(Refusal),
-}
-
-/// Decides the placement of a claim. Reads this node only if the class does not allow all nodes.
+/// Returns `true` if this node provisions for a claim, and `false` if another node does or none was selected yet. Reads this node only if
+/// the class does not allow all nodes.
 ///
 /// # Errors
-/// When this node cannot be read from the API server.
-pub(crate) async fn of(
+/// When this node was selected and the class does not allow it, or when this node cannot be read from the API server.
+pub(crate) async fn is_here(
     claim: &PersistentVolumeClaim,
     class: Option<&StorageClass>,
     ctx: &Context,
-) -> Result<Placement, Error> {
+) -> Result<bool, Error> {
     let identity = &ctx.cluster.identity;
     if ownership::selected_node(claim) != Some(identity.node()) {
-        return Ok(Placement::Elsewhere);
+        return Ok(false);
     }
     let restricting =
         class.filter(|class| class.provisioner == identity.driver() && class.allowed_topologies.is_some());
-    match restricting {
-        Some(class) => Ok(place(class, &this_node(ctx).await?)),
-        None => Ok(Placement::Here),
+    let Some(class) = restricting else { return Ok(true) };
+    let node = this_node(ctx).await?;
+    if !allows(class, &node) {
+        return Err(Refusal::Topology { class: class.name_any(), node: node.name }.into());
     }
-}
-
-/// Decides the placement of a claim for which this node was selected.
-fn place(class: &StorageClass, node: &CandidateNode) -> Placement {
-    if allows(class, node) {
-        Placement::Here
-    } else {
-        Placement::Refused(Refusal::Topology { class: class.name_any(), node: node.name.clone() })
-    }
+    Ok(true)
 }
 
 /// Returns this node with the labels that `allowedTopologies` selects by.
-///
-/// # Errors
-/// When the node cannot be read from the API server.
 pub(crate) async fn this_node(ctx: &Context) -> Result<CandidateNode, Error> {
     let name = ctx.cluster.identity.node();
     let labels = ctx.cluster.read_node(name).await?.and_then(|node| node.labels).unwrap_or_default();
@@ -80,20 +60,20 @@ mod tests {
     }
 
     #[rstest]
-    #[case::selected(Some("node-a"), Some(json!({})), false, Placement::Here)]
-    #[case::selected_by_the_controller(Some("node-a"), Some(json!({"volumeBindingMode": "Immediate"})), false, Placement::Here)]
-    #[case::without_a_known_class(Some("node-a"), None, false, Placement::Here)]
-    #[case::selected_elsewhere(Some("node-b"), Some(only("node-a")), false, Placement::Elsewhere)]
-    #[case::not_selected(None, Some(json!({"volumeBindingMode": "Immediate"})), false, Placement::Elsewhere)]
-    #[case::another_driver(Some("node-a"), Some(json!({"provisioner": "x", "allowedTopologies": []})), false, Placement::Here)]
-    #[case::selected_and_allowed(Some("node-a"), Some(only("node-a")), true, Placement::Here)]
-    #[case::not_allowed(Some("node-a"), Some(only("node-c")), true, Placement::Refused(Refusal::Topology { class: "loopfs".to_owned(), node: "node-a".to_owned() }))]
+    #[case::selected(Some("node-a"), Some(json!({})), false, Some(true))]
+    #[case::selected_by_the_controller(Some("node-a"), Some(json!({"volumeBindingMode": "Immediate"})), false, Some(true))]
+    #[case::without_a_known_class(Some("node-a"), None, false, Some(true))]
+    #[case::selected_elsewhere(Some("node-b"), Some(only("node-a")), false, Some(false))]
+    #[case::not_selected(None, Some(json!({"volumeBindingMode": "Immediate"})), false, Some(false))]
+    #[case::another_driver(Some("node-a"), Some(json!({"provisioner": "x", "allowedTopologies": []})), false, Some(true))]
+    #[case::selected_and_allowed(Some("node-a"), Some(only("node-a")), true, Some(true))]
+    #[case::not_allowed(Some("node-a"), Some(only("node-c")), true, None)]
     #[tokio::test]
     async fn places(
         #[case] selected: Option<&str>,
         #[case] class: Option<Value>,
         #[case] reads_node: bool,
-        #[case] expected: Placement,
+        #[case] expected: Option<bool>,
     ) {
         let node = fixtures::metadata_only(json!({"name": "node-a"}));
         let read = reads_node.then(|| expect(Method::GET, "/api/v1/nodes/node-a", None).respond(node));
@@ -101,8 +81,10 @@ mod tests {
         let claim =
             fixtures::claim(json!({"metadata": {"annotations": {ownership::SELECTED_NODE: selected}}}));
         let class = class.map(fixtures::class);
-        let placed = of(&claim, class.as_ref(), &test_context.ctx).await.unwrap();
-        assert_eq!(placed, expected);
+        match is_here(&claim, class.as_ref(), &test_context.ctx).await {
+            Ok(is_here) => assert_eq!(Some(is_here), expected),
+            Err(error) => assert!(expected.is_none() && error.reason() == "Refused", "{error}"),
+        }
         test_context.finish().await;
     }
 }

@@ -72,9 +72,15 @@ pub(crate) fn spawn(parts: NodeProcessParts, stop: CancellationToken) -> Tasks {
     );
     tasks.spawn_until_stop("classes", classes::run(Arc::clone(&ctx), class_cache, related));
     tasks.spawn_until_stop("storage", storage_watch::run(Arc::clone(&ctx)));
-    tasks.spawn_until_stop("policies", check_policies(Arc::clone(&ctx)));
+    let of_check = Arc::clone(&ctx);
+    let checking = async move {
+        policies::check(&of_check.cluster, &Forbidden::VolumeOfAnotherNode, &of_check.policies).await;
+    };
+    tasks.spawn_until_stop("policies", checking);
     let Options { capacity: capacity_config, node_loss, claim_labels, audit } = options;
-    tasks.spawn_until_stop("claim scope", select_claims(Arc::clone(&ctx), claim_labels));
+    let of_scope = Arc::clone(&ctx);
+    let selecting = async move { of_scope.claim_scope.follow(&of_scope.cluster, claim_labels).await };
+    tasks.spawn_until_stop("claim scope", selecting);
     if let Some(settings) = audit {
         tasks.spawn_until_stop("audit", audit::run(Arc::clone(&ctx), settings));
     }
@@ -89,19 +95,11 @@ pub(crate) fn spawn(parts: NodeProcessParts, stop: CancellationToken) -> Tasks {
         None => tracing::info!("the capacity of this node is not published: no --pod-namespace is given"),
     }
     if let Some((listeners, traffic)) = monitoring {
-        let endpoints = NodeHealthEndpoints::new(Arc::clone(&ctx), traffic);
+        let endpoints = NodeHealthEndpoints { ctx: Arc::clone(&ctx), traffic };
         tasks.spawn("health", service::serve_health(listeners, endpoints, stop));
     }
     tasks.spawn_until_stop("cleanup", cleanup::run(ctx));
     // Ends after the other tasks, when no recorder is left, so that their last events are written too.
     tasks.spawn("events", events::publish(client, identity, event_requests));
     tasks
-}
-
-async fn select_claims(ctx: Arc<Context>, source: Option<LabelRecordSource>) {
-    ctx.claim_scope.follow(&ctx.cluster, source).await;
-}
-
-async fn check_policies(ctx: Arc<Context>) {
-    policies::check(&ctx.cluster, &Forbidden::VolumeOfAnotherNode, &ctx.policies).await;
 }

@@ -9,6 +9,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use csi_wire::volumes::CreateResponse;
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim, PersistentVolumeClaimSpec};
 use k8s_openapi::api::storage::v1::StorageClass;
 use kube::ResourceExt;
@@ -23,8 +24,7 @@ use crate::api::events::Reason;
 use crate::error::Error;
 use crate::node::context::Context;
 use crate::node::data_source::DataSource;
-use crate::node::placement::Placement;
-use crate::node::volume_deletion::{self, Rule, VolumeDeletion};
+use crate::node::volume_deletion;
 use crate::objects::identity::Identity;
 use crate::objects::loss_policy::Policy;
 use crate::objects::parameters::Parameters;
@@ -32,21 +32,10 @@ use crate::objects::pv::{self, Description, ReclaimPolicy};
 use crate::objects::refusal::Refusal;
 use crate::objects::{claim_status, ownership};
 use crate::store::claim_record::ClaimRecord;
-use crate::store::driver::{CreatedVolume, NewVolume, StorageError};
+use crate::store::driver::{NewVolume, StorageError};
 
 /// Interval at which a copy checks whether its claim still waits for it.
 const WANTED_INTERVAL: Duration = Duration::from_secs(1);
-
-/// The action for a claim.
-#[derive(Debug, Clone, PartialEq)]
-pub(crate) enum ProvisionPlan {
-    /// The claim belongs to another node or driver.
-    Ignore,
-    /// The claim has its PersistentVolume; kube-controller-manager binds the two.
-    UpToDate,
-    /// Create a volume.
-    Create(Creation),
-}
 
 /// The volume to create.
 #[derive(Debug, Clone, PartialEq)]
@@ -63,7 +52,8 @@ pub(crate) struct Creation {
     pub(crate) node_loss: Policy,
 }
 
-/// Decides what to do about a claim.
+/// Returns the volume to create for a claim of this node. `None` if the claim has its PersistentVolume, which kube-controller-manager binds,
+/// or belongs to another driver.
 ///
 /// # Errors
 /// [`Refusal`] if the claim belongs to this node but cannot be served as it is; [`Error::VolumeDeleting`]; [`Error::NameTaken`].
@@ -71,17 +61,11 @@ pub(crate) fn plan(
     claim: &PersistentVolumeClaim,
     class: Option<&StorageClass>,
     existing: Option<&PersistentVolume>,
-    placement: Placement,
     data_source: Option<DataSource>,
     identity: &Identity,
-) -> Result<ProvisionPlan, Error> {
+) -> Result<Option<Creation>, Error> {
     if !ownership::is_claim_to_provision(claim, identity) {
-        return Ok(ProvisionPlan::Ignore);
-    }
-    match placement {
-        Placement::Here => {}
-        Placement::Elsewhere => return Ok(ProvisionPlan::Ignore),
-        Placement::Refused(why) => return Err(why.into()),
+        return Ok(None);
     }
     let id = ownership::volume_id_for(claim)?;
     match existing {
@@ -91,7 +75,7 @@ pub(crate) fn plan(
         {
             return Err(Error::VolumeDeleting(id.to_string()));
         }
-        Some(volume) if ownership::is_volume_of(volume, claim) => return Ok(ProvisionPlan::UpToDate),
+        Some(volume) if ownership::is_volume_of(volume, claim) => return Ok(None),
         Some(_) => return Err(Error::NameTaken(id.to_string())),
         None => {}
     }
@@ -100,7 +84,7 @@ pub(crate) fn plan(
         spec.storage_class_name.clone().filter(|name| !name.is_empty()).ok_or(Refusal::ClassUnnamed)?;
     let class = class.ok_or_else(|| Refusal::ClassMissing(class_name.clone()))?;
     if class.provisioner != identity.driver() {
-        return Ok(ProvisionPlan::Ignore);
+        return Ok(None);
     }
     let parameters = Parameters::parse(class.parameters.as_ref())
         .map_err(|source| Refusal::Parameters { class: class_name.clone(), source })?;
@@ -121,7 +105,7 @@ pub(crate) fn plan(
             return Err(Refusal::SourceSize { of_source: data_source.capacity, requested }.into());
         }
     }
-    Ok(ProvisionPlan::Create(Creation {
+    Ok(Some(Creation {
         id,
         kind,
         capacity: requested,
@@ -175,9 +159,6 @@ fn check_spec(spec: &PersistentVolumeClaimSpec) -> Result<VolumeKind, Refusal> {
 }
 
 /// Creates the volume and its PersistentVolume.
-///
-/// # Errors
-/// When either fails. The next attempt continues from there.
 pub(crate) async fn apply(
     claim: &PersistentVolumeClaim,
     creation: Creation,
@@ -208,8 +189,9 @@ pub(crate) async fn apply(
         Some(OwnedContentSource::Snapshot(_)) | None => None,
     };
     let record = ClaimRecord::of(claim);
-    let CreatedVolume { capacity, filesystem_uuid, held_data } =
+    let CreateResponse { capacity, filesystem_uuid, held_data } =
         create_volume(claim, &creation, &record, ctx).await?;
+    let capacity = Bytes(capacity);
     let Creation { id, kind, reclaim_policy, mount_options, node_loss, .. } = creation;
     let description = Description {
         claim,
@@ -238,14 +220,8 @@ pub(crate) async fn apply(
         }
         PvOutcome::Elsewhere => {
             // The claim was rescheduled in the meantime.
-            let owner = volume_deletion::owner_from(&record);
-            let deletion = VolumeDeletion {
-                id: id.clone(),
-                filesystem_uuid: Some(filesystem_uuid),
-                owner,
-                rule: Rule::OnAnotherNode,
-            };
-            return volume_deletion::delete(deletion, ctx).await.map(drop);
+            let (owner, why) = (volume_deletion::owner_from(&record), volume_deletion::ON_ANOTHER_NODE);
+            return volume_deletion::delete(&id, Some(&filesystem_uuid), owner, why, ctx).await.map(drop);
         }
     }
     let confirming = async { ctx.storage.driver()?.confirm(&id, &filesystem_uuid).await };
@@ -264,7 +240,7 @@ async fn create_volume(
     creation: &Creation,
     record: &ClaimRecord,
     ctx: &Context,
-) -> Result<CreatedVolume, Error> {
+) -> Result<CreateResponse, Error> {
     let volume = NewVolume {
         id: creation.id.clone(),
         kind: creation.kind,
@@ -357,17 +333,13 @@ mod tests {
     use crate::objects::loss_policy::OnNodeLoss;
     use crate::testing::fixtures;
 
-    fn planned(claim: Value, class: Value) -> Result<ProvisionPlan, String> {
+    fn planned(claim: Value, class: Value) -> Result<Option<Creation>, String> {
         let (claim, class) = (fixtures::claim(claim), fixtures::class(class));
-        plan(&claim, Some(&class), None, Placement::Here, None, &fixtures::identity())
-            .map_err(|error| error.to_string())
+        plan(&claim, Some(&class), None, None, &fixtures::identity()).map_err(|error| error.to_string())
     }
 
     fn creation(claim: Value, class: Value) -> Creation {
-        match planned(claim, class) {
-            Ok(ProvisionPlan::Create(creation)) => creation,
-            other => panic!("{other:?}"),
-        }
+        planned(claim, class).unwrap().expect("a volume is created")
     }
 
     #[test]
@@ -435,8 +407,7 @@ mod tests {
         match planned(claim, class) {
             Err(error) => assert!(error.contains(expected), "{error}"),
             // 9E is less than 8Ei, so the size is valid. The store refuses it if it has less space.
-            Ok(ProvisionPlan::Create(_)) => assert_eq!(expected, "created"),
-            Ok(plan) => panic!("{plan:?}"),
+            Ok(planned) => assert_eq!((planned.is_some(), expected), (true, "created")),
         }
     }
 
@@ -448,16 +419,14 @@ mod tests {
 
     #[test]
     fn missing_class_error_names_it() {
-        let error =
-            plan(&fixtures::claim(json!({})), None, None, Placement::Here, None, &fixtures::identity())
-                .unwrap_err();
+        let error = plan(&fixtures::claim(json!({})), None, None, None, &fixtures::identity()).unwrap_err();
         assert_eq!(error.to_string(), "storage class \"loopfs\" does not exist");
         assert_eq!(error.reason(), "Refused");
     }
 
     #[test]
     fn other_drivers_claims_are_ignored() {
-        assert_eq!(planned(json!({}), json!({"provisioner": "csi.other.dev"})), Ok(ProvisionPlan::Ignore));
+        assert_eq!(planned(json!({}), json!({"provisioner": "csi.other.dev"})), Ok(None));
     }
 
     #[rstest]
@@ -472,45 +441,26 @@ mod tests {
         let data_source =
             DataSource { id: id.clone(), mode: Some(mode.to_owned()), capacity: Bytes(1 << 20) };
         let class = fixtures::class(json!({}));
-        match (
-            plan(&claim, Some(&class), None, Placement::Here, Some(data_source), &fixtures::identity()),
-            expected,
-        ) {
-            (Ok(ProvisionPlan::Create(creation)), Ok(())) => assert_eq!(creation.source, Some(id)),
+        let planned = plan(&claim, Some(&class), None, Some(data_source), &fixtures::identity());
+        match (planned, expected) {
+            (Ok(Some(creation)), Ok(())) => assert_eq!(creation.source, Some(id)),
             (Err(error), Err(expected)) => assert!(error.to_string().contains(expected), "{error}"),
             other => panic!("{other:?}"),
         }
     }
 
     #[rstest]
-    #[case::elsewhere(Placement::Elsewhere, Ok(ProvisionPlan::Ignore))]
-    #[case::nowhere(Placement::Refused(Refusal::NoSize), Err("requests no size"))]
-    fn placement_precedes_check_of_claim(
-        #[case] placement: Placement,
-        #[case] expected: Result<ProvisionPlan, &str>,
-    ) {
-        // If a claim belongs to another node, that node reports what is wrong with it.
-        let claim = fixtures::claim(json!({"spec": {"accessModes": []}}));
-        let planned = plan(&claim, None, None, placement, None, &fixtures::identity());
-        match (planned, expected) {
-            (Ok(planned), Ok(expected)) => assert_eq!(planned, expected),
-            (Err(error), Err(text)) => assert!(error.to_string().contains(text), "{error}"),
-            other => panic!("{other:?}"),
-        }
-    }
-
-    #[rstest]
-    #[case::ours(json!({}), Ok(ProvisionPlan::UpToDate))]
+    #[case::ours(json!({}), Ok(None))]
     #[case::ours_being_deleted(json!({"metadata": {"deletionTimestamp": "2026-01-01T00:00:00Z"}}), Err("VolumeDeleting"))]
     #[case::of_an_earlier_claim(json!({"spec": {"claimRef": {"uid": "earlier"}}}), Err("NameTaken"))]
     #[case::unclaimed(json!({"spec": {"claimRef": null}}), Err("NameTaken"))]
     fn existing_persistent_volume_must_match_claim(
         #[case] volume: Value,
-        #[case] expected: Result<ProvisionPlan, &str>,
+        #[case] expected: Result<Option<Creation>, &str>,
     ) {
         let (claim, class, volume) =
             (fixtures::claim(json!({})), fixtures::class(json!({})), fixtures::volume(volume));
-        let planned = plan(&claim, Some(&class), Some(&volume), Placement::Here, None, &fixtures::identity());
+        let planned = plan(&claim, Some(&class), Some(&volume), None, &fixtures::identity());
         assert_eq!(planned.map_err(|error| error.reason()), expected);
     }
 }

@@ -8,8 +8,6 @@ use k8s_openapi::api::core::v1::PersistentVolumeClaim;
 use k8s_openapi::api::storage::v1::StorageClass;
 use kube::ResourceExt;
 use kube::api::{Patch, PatchParams};
-use kube::runtime::reflector::ObjectRef;
-use serde_json::Value;
 
 use crate::api::events::some_names;
 use crate::error::Error;
@@ -20,17 +18,17 @@ use crate::objects::refusal::Refusal;
 use crate::objects::topology::is_immediate;
 use crate::store::driver::StorageError;
 
-/// Returns the patch that reschedules a claim after a failed attempt to provision it, or `None` if no other node could succeed.
+/// Returns `true` if another node could provision a claim after this failure.
 ///
 /// If the class or the labels of the node have changed so that the class does not allow this node any more, neither the scheduler nor the
 /// controller selects another node while this one is selected. For a class with the volumeBindingMode Immediate, this node was the only
 /// one that the class allowed, so without such a change the controller would select it again.
-pub(crate) fn plan(
+pub(crate) fn may_help(
     claim: &PersistentVolumeClaim,
     class: Option<&StorageClass>,
     failure: &Error,
     identity: &Identity,
-) -> Option<Value> {
+) -> bool {
     let is_immediate = class.is_some_and(is_immediate);
     let elsewhere = match failure {
         Error::Storage(StorageError::Unavailable(_)) | Error::SourceElsewhere { .. } => !is_immediate,
@@ -39,11 +37,8 @@ pub(crate) fn plan(
     };
     let chosen =
         ownership::bound_volume(claim).is_none() && ownership::selected_node(claim) == Some(identity.node());
-    (elsewhere && chosen).then(|| ownership::selection_patch(claim, None))
+    elsewhere && chosen
 }
-
-/// So many claims of a namespace are searched for siblings at a failure: each of many claims that do not fit fails again and again.
-const SIBLINGS_SEARCHED: usize = 256;
 
 /// Returns how to go on if the pod of a claim that did not fit can run on no other node, as the end of the event about the claim. A claim
 /// does not name its pod, but a pod uses claims of its own namespace, and mostly claims that were created at the same time.
@@ -59,14 +54,13 @@ pub(crate) fn siblings_on_this_node(claim: &PersistentVolumeClaim, failure: &Err
         let [one, other] = [claim, other].map(|claim| claim.metadata.creation_timestamp.as_ref());
         one.zip(other).map_or(u64::MAX, |(one, other)| one.0.as_second().abs_diff(other.0.as_second()))
     };
-    let namespace = claim.namespace().unwrap_or_default();
-    let names = ctx.claim_names.in_namespace(&namespace);
-    let claims = names.iter().take(SIBLINGS_SEARCHED).filter_map(|name| {
-        let key = ObjectRef::new(name).within(&namespace);
-        ctx.claims.cache.get(&key)
-    });
-    let siblings = claims.filter(|other| other.metadata.uid != claim.metadata.uid && is_here(other));
-    let mut siblings: Vec<_> = siblings.map(|other| (distance(&other), other.name_any())).collect();
+    let is_sibling = |other: &PersistentVolumeClaim| {
+        other.metadata.namespace == claim.metadata.namespace
+            && other.metadata.uid != claim.metadata.uid
+            && is_here(other)
+    };
+    let claims = ctx.claims.cache.state().into_iter().filter(|other| is_sibling(other));
+    let mut siblings: Vec<_> = claims.map(|other| (distance(&other), other.name_any())).collect();
     if siblings.is_empty() {
         return String::new();
     }
@@ -79,12 +73,10 @@ pub(crate) fn siblings_on_this_node(claim: &PersistentVolumeClaim, failure: &Err
 }
 
 /// Reschedules the claim.
-///
-/// # Errors
-/// When the write fails; the next failed attempt to provision tries again.
-pub(crate) async fn apply(claim: &PersistentVolumeClaim, patch: &Value, ctx: &Context) -> Result<(), Error> {
+pub(crate) async fn apply(claim: &PersistentVolumeClaim, ctx: &Context) -> Result<(), Error> {
     let api = ctx.cluster.claim_api(&claim.namespace().unwrap_or_default());
-    let patched = api.patch(&claim.name_any(), &PatchParams::default(), &Patch::Merge(patch)).await;
+    let patch = Patch::Merge(ownership::selection_patch(claim, None));
+    let patched = api.patch(&claim.name_any(), &PatchParams::default(), &patch).await;
     ctx.claims
         .remember(claim, patched)
         .map(drop)
@@ -96,7 +88,7 @@ mod tests {
     use loopfs::ErrorKind;
     use loopfs::volume_store::VolumeId;
     use rstest::rstest;
-    use serde_json::json;
+    use serde_json::{Value, json};
 
     use super::*;
     use crate::testing::{fake_store, fixtures};
@@ -127,14 +119,8 @@ mod tests {
         #[case] expected: bool,
     ) {
         let class = fixtures::class(json!({}));
-        let patch = plan(&fixtures::claim(change), Some(&class), &failure, &fixtures::identity());
-        let expected = expected.then(|| {
-            json!({"metadata": {
-                "uid": fixtures::CLAIM_UID, "resourceVersion": "100",
-                "annotations": {"volume.kubernetes.io/selected-node": null},
-            }})
-        });
-        assert_eq!(patch, expected);
+        let may_help = may_help(&fixtures::claim(change), Some(&class), &failure, &fixtures::identity());
+        assert_eq!(may_help, expected);
     }
 
     #[rstest]
@@ -143,7 +129,7 @@ mod tests {
     #[case::not_mounted(StorageError::Unavailable("mount it".to_owned()).into(), false)]
     fn immediate_claims_lose_only_forbidden_nodes(#[case] failure: Error, #[case] expected: bool) {
         let class = fixtures::class(json!({"volumeBindingMode": "Immediate"}));
-        let patch = plan(&fixtures::claim(json!({})), Some(&class), &failure, &fixtures::identity());
-        assert_eq!(patch.is_some(), expected);
+        let may_help = may_help(&fixtures::claim(json!({})), Some(&class), &failure, &fixtures::identity());
+        assert_eq!(may_help, expected);
     }
 }

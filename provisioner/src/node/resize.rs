@@ -11,6 +11,7 @@
 
 use std::sync::Arc;
 
+use csi_wire::volumes::ExpandResponse;
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
 use k8s_openapi::jiff::Timestamp;
 use kube::ResourceExt;
@@ -27,7 +28,7 @@ use crate::objects::claim_status::{
 };
 use crate::objects::identity::Identity;
 use crate::objects::{ownership, quantity};
-use crate::store::driver::{ExpandedVolume, StorageError};
+use crate::store::driver::StorageError;
 
 /// The action for a bound claim.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -251,17 +252,17 @@ async fn expand(
     target: Bytes,
     volume: &PersistentVolume,
     ctx: &Context,
-) -> Result<ExpandedVolume, Error> {
+) -> Result<ExpandResponse, Error> {
     let expected = ownership::filesystem_uuid(volume, &ctx.cluster.identity);
     Ok(ctx.storage.driver()?.expand(id, target, expected).await?)
 }
 
-fn outcome(expanded: &Result<ExpandedVolume, Error>, kind: VolumeKind) -> ExpansionOutcome {
+fn outcome(expanded: &Result<ExpandResponse, Error>, kind: VolumeKind) -> ExpansionOutcome {
     match expanded {
         Ok(volume) if volume.devices_refreshed || kind == VolumeKind::Filesystem => {
-            ExpansionOutcome::Expanded(volume.capacity)
+            ExpansionOutcome::Expanded(Bytes(volume.capacity))
         }
-        Ok(volume) => ExpansionOutcome::AwaitsNode(volume.capacity),
+        Ok(volume) => ExpansionOutcome::AwaitsNode(Bytes(volume.capacity)),
         Err(Error::Storage(StorageError::Volume(refused))) if refused.is_infeasible() => {
             ExpansionOutcome::Infeasible(refused.to_string())
         }

@@ -41,8 +41,6 @@ impl ClaimRecord {
         ObjectRef::new(&self.name).within(&self.namespace)
     }
 
-    /// # Errors
-    /// When a name is none that the API server accepts.
     pub(crate) fn annotations(&self) -> loopfs::Result<Annotations> {
         let claim = format!("{}/{}", self.namespace, self.name);
         Annotations::new([(CLAIM, &claim), (UID, &self.uid), (CLASS, &self.class)])

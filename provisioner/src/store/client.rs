@@ -20,10 +20,8 @@ use tonic::transport::{Channel, Endpoint};
 use tonic::{Response, Status, Streaming};
 
 use crate::store::claim_record::ClaimRecord;
-use crate::store::custody::Custody;
 use crate::store::driver::{
-    CreatedVolume, Driver, ExpandedVolume, ForeignFiles, NewVolume, NodeCapacity, NodeState, StorageError,
-    StorageState, VolumeError, VolumeList,
+    Custody, Driver, NewVolume, NodeState, StorageError, StorageState, VolumeError, VolumeList,
 };
 
 /// Longest time for a call that changes a volume. An image is allocated in this time.
@@ -44,9 +42,6 @@ pub(crate) struct DriverClient {
 
 impl DriverClient {
     /// Returns a client, whether or not a driver listens. Needs a runtime.
-    ///
-    /// # Errors
-    /// When the path is not text.
     pub(crate) fn new(socket: &Path) -> anyhow::Result<Self> {
         let path = socket.to_str().with_context(|| format!("{}: not a text", socket.display()))?;
         let channel = Endpoint::from_shared(format!("unix://{path}"))?
@@ -127,21 +122,15 @@ impl Driver for DriverClient {
         Ok(states.chain(stream::once(std::future::ready(ended))).boxed())
     }
 
-    async fn create(&self, volume: NewVolume) -> Result<CreatedVolume, StorageError> {
+    async fn create(&self, volume: NewVolume) -> Result<wire::CreateResponse, StorageError> {
         let request = create_request(volume);
         let is_copy = request.source.is_some();
         let mut calls = self.calls();
         let created = calls.create(request);
-        let created = if is_copy {
-            created.await.map_err(|status| self.error(&status, None))?.into_inner()
-        } else {
-            self.change(created).await?
-        };
-        Ok(CreatedVolume {
-            capacity: Bytes(created.capacity),
-            filesystem_uuid: created.filesystem_uuid,
-            held_data: created.held_data,
-        })
+        if is_copy {
+            return created.await.map(Response::into_inner).map_err(|status| self.error(&status, None));
+        }
+        self.change(created).await
     }
 
     async fn expand(
@@ -149,19 +138,15 @@ impl Driver for DriverClient {
         id: &VolumeId,
         to: Bytes,
         filesystem_uuid: Option<&str>,
-    ) -> Result<ExpandedVolume, StorageError> {
+    ) -> Result<wire::ExpandResponse, StorageError> {
         let request = wire::ExpandRequest {
             volume_id: id.to_string(),
             capacity: to.0,
             filesystem_uuid: filesystem_uuid.unwrap_or_default().to_owned(),
         };
         let mut calls = self.calls();
-        let expanded =
-            self.answer(CHANGE_TIMEOUT, filesystem_uuid, calls.expand(request)).await?.into_inner();
-        Ok(ExpandedVolume {
-            capacity: Bytes(expanded.capacity),
-            devices_refreshed: expanded.devices_refreshed,
-        })
+        let expanded = self.answer(CHANGE_TIMEOUT, filesystem_uuid, calls.expand(request)).await;
+        expanded.map(Response::into_inner)
     }
 
     async fn delete(&self, id: &VolumeId, filesystem_uuid: Option<&str>) -> Result<bool, StorageError> {
@@ -199,13 +184,12 @@ impl Driver for DriverClient {
         Ok(list)
     }
 
-    async fn capacity(&self, settings: &BTreeMap<String, String>) -> Result<NodeCapacity, StorageError> {
+    async fn capacity(
+        &self,
+        settings: &BTreeMap<String, String>,
+    ) -> Result<wire::CapacityResponse, StorageError> {
         let request = wire::CapacityRequest { settings: map(settings) };
-        let capacity = self.read(self.calls().capacity(request)).await?.into_inner();
-        Ok(NodeCapacity {
-            available: Bytes(capacity.available),
-            largest_volume: Bytes(capacity.largest_volume),
-        })
+        self.read(self.calls().capacity(request)).await.map(Response::into_inner)
     }
 
     async fn take_custody(&self, node_uid: &str) -> Result<Custody, StorageError> {
@@ -215,13 +199,13 @@ impl Driver for DriverClient {
         Ok(Custody { filesystem_uuid: record.filesystem_uuid, found })
     }
 
-    async fn foreign_files(&self) -> Result<Vec<ForeignFiles>, StorageError> {
+    async fn foreign_files(&self) -> Result<Vec<wire::ForeignFiles>, StorageError> {
         let mut calls = self.calls();
         let found = async {
             let found = calls.list_foreign_files(wire::ListForeignFilesRequest {}).await?;
             found.into_inner().try_collect::<Vec<_>>().await
         };
-        self.read(found).await?.into_iter().map(foreign_files).collect()
+        self.read(found).await
     }
 }
 
@@ -277,18 +261,6 @@ fn pending(id: &VolumeId, volume: wire::Volume) -> Option<ClaimRecord> {
         tracing::debug!(volume = %id, "a pending volume of another program stays");
     }
     record
-}
-
-fn foreign_files(files: wire::ForeignFiles) -> Result<ForeignFiles, StorageError> {
-    let charged_volume = Some(files.charged_volume_id).filter(|id| !id.is_empty());
-    Ok(ForeignFiles {
-        volume: volume_id(&files.volume_id)?,
-        charged: files.charged,
-        charged_volume: charged_volume.as_deref().map(volume_id).transpose()?,
-        names: files.names,
-        example: files.example,
-        repaired: files.repaired,
-    })
 }
 
 #[cfg(test)]

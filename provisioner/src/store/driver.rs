@@ -4,12 +4,12 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use csi_wire::volumes::{CapacityResponse, CreateResponse, ExpandResponse, ForeignFiles};
 use futures::stream::BoxStream;
 use loopfs::volume_store::{Annotations, OwnedContentSource, VolumeId, VolumeKind};
 use loopfs::{Bytes, ErrorKind};
 
 use crate::store::claim_record::ClaimRecord;
-use crate::store::custody::Custody;
 
 /// The driver of this node. The driver completes each call that it has received, even if the caller does not wait for the response, except
 /// a copy. Each call can be repeated.
@@ -18,14 +18,14 @@ pub(crate) trait Driver: Send + Sync + 'static {
     /// Returns the states of the node's storage: the present one, and each later one. The stream ends when the connection breaks.
     async fn watch(&self) -> Result<BoxStream<'static, Result<NodeState, StorageError>>, StorageError>;
     /// Creates a pending volume, or returns the existing one. A copy of a data source ends if the future is dropped.
-    async fn create(&self, volume: NewVolume) -> Result<CreatedVolume, StorageError>;
+    async fn create(&self, volume: NewVolume) -> Result<CreateResponse, StorageError>;
     /// Expands a volume, if it is on this file system or `None` is given, and refreshes its loop devices.
     async fn expand(
         &self,
         id: &VolumeId,
         to: Bytes,
         filesystem_uuid: Option<&str>,
-    ) -> Result<ExpandedVolume, StorageError>;
+    ) -> Result<ExpandResponse, StorageError>;
     /// Deletes a volume, if it is on this file system or `None` is given. Returns `false` if it does not exist.
     async fn delete(&self, id: &VolumeId, filesystem_uuid: Option<&str>) -> Result<bool, StorageError>;
     /// Confirms a pending volume. Succeeds if the volume does not exist.
@@ -33,7 +33,7 @@ pub(crate) trait Driver: Send + Sync + 'static {
     /// Returns all volumes, or only those that are pending.
     async fn list(&self, only_pending: bool) -> Result<VolumeList, StorageError>;
     /// Returns the free capacity for volumes with these settings.
-    async fn capacity(&self, settings: &BTreeMap<String, String>) -> Result<NodeCapacity, StorageError>;
+    async fn capacity(&self, settings: &BTreeMap<String, String>) -> Result<CapacityResponse, StorageError>;
     /// Makes the record durable that the volumes of the disk belong to this Node, and returns it.
     async fn take_custody(&self, node_uid: &str) -> Result<Custody, StorageError>;
     /// Returns what the latest search found.
@@ -77,21 +77,6 @@ pub(crate) struct NewVolume {
     pub(crate) source: Option<OwnedContentSource>,
 }
 
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct CreatedVolume {
-    pub(crate) capacity: Bytes,
-    pub(crate) filesystem_uuid: String,
-    /// The volume existed, was not pending, and [holds data](loopfs::volume_store::Volume::holds_data).
-    pub(crate) held_data: bool,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct ExpandedVolume {
-    pub(crate) capacity: Bytes,
-    /// The loop devices of the volume have this capacity. Otherwise the kubelet has the driver refresh them.
-    pub(crate) devices_refreshed: bool,
-}
-
 /// The volumes of the node.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(crate) struct VolumeList {
@@ -101,25 +86,23 @@ pub(crate) struct VolumeList {
     pub(crate) pending: BTreeMap<VolumeId, ClaimRecord>,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub(crate) struct NodeCapacity {
-    pub(crate) available: Bytes,
-    pub(crate) largest_volume: Bytes,
+/// The record of the node and the file system that the volumes of this machine belong to. The driver keeps it.
+///
+/// An orphaned volume is removed on the evidence that this node had every occasion to see its PersistentVolume. A node that was deleted
+/// and comes back, and a disk that was moved, have volumes whose PersistentVolumes were deleted while they were away. A new Node object
+/// has another UID, and a moved disk another file system than the record, so these volumes are known, and clean-up never removes them.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Custody {
+    pub(crate) filesystem_uuid: String,
+    /// The names of the volumes that were there before the node and the file system belonged together.
+    pub(crate) found: BTreeSet<String>,
 }
 
-/// Files of a volume that are charged to another volume, or to none.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct ForeignFiles {
-    pub(crate) volume: VolumeId,
-    /// The object that is charged, as text for people.
-    pub(crate) charged: String,
-    pub(crate) charged_volume: Option<VolumeId>,
-    /// The number of names of these files and directories.
-    pub(crate) names: u64,
-    /// The path of one of them, as text for people.
-    pub(crate) example: String,
-    /// How many of the volume's files the driver has put back into the project of the volume, if it does that.
-    pub(crate) repaired: Option<u64>,
+impl Custody {
+    /// Returns `true` if the volume was there before this node and this file system belonged together.
+    pub(crate) fn keeps(&self, id: &VolumeId) -> bool {
+        self.found.contains(id.as_str())
+    }
 }
 
 /// An error of the store: its kind, and a text that names operation, object and remedy.

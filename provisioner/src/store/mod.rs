@@ -2,7 +2,6 @@
 
 pub(crate) mod claim_record;
 pub(crate) mod client;
-pub(crate) mod custody;
 pub(crate) mod driver;
 pub(crate) mod in_flight;
 pub(crate) mod storage;

@@ -34,9 +34,6 @@ impl Storage {
     }
 
     /// Returns the UUID of the file system of the volumes, in its usual text form.
-    ///
-    /// # Errors
-    /// As [`driver`](Self::driver).
     pub(crate) fn filesystem_uuid(&self) -> Result<String, StorageError> {
         match &*self.state.borrow() {
             StorageState::Open { filesystem_uuid } => Ok(filesystem_uuid.clone()),

@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use csi_wire::volumes::{CapacityResponse, CreateResponse, ExpandResponse, ForeignFiles};
 use futures::StreamExt;
 use futures::stream::{self, BoxStream};
 use loopfs::volume_store::{OwnedContentSource, SnapshotId, VolumeId, VolumeKind};
@@ -11,10 +12,8 @@ use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::watch;
 
 use crate::store::claim_record::ClaimRecord;
-use crate::store::custody::Custody;
 use crate::store::driver::{
-    CreatedVolume, Driver, ExpandedVolume, ForeignFiles, NewVolume, NodeCapacity, NodeState, StorageError,
-    StorageState, VolumeError, VolumeList,
+    Custody, Driver, NewVolume, NodeState, StorageError, StorageState, VolumeError, VolumeList,
 };
 use crate::testing::fixtures;
 
@@ -280,7 +279,7 @@ impl Driver for FakeStore {
         Ok(states.boxed())
     }
 
-    async fn create(&self, volume: NewVolume) -> Result<CreatedVolume, StorageError> {
+    async fn create(&self, volume: NewVolume) -> Result<CreateResponse, StorageError> {
         let NewVolume { id, kind, annotations, source, .. } = volume;
         if let Some(source) = &source {
             self.copy(source, kind).await?;
@@ -291,7 +290,7 @@ impl Driver for FakeStore {
         match state.volumes.get(&id) {
             Some((of_kind, existing)) if *of_kind == kind && *existing >= capacity => {
                 let held_data = !state.pending.contains_key(&id) && state.with_data.contains(&id);
-                return Ok(CreatedVolume { capacity: *existing, filesystem_uuid, held_data });
+                return Ok(CreateResponse { capacity: existing.0, filesystem_uuid, held_data });
             }
             Some(_) => {
                 let message = format!("volume {id} exists with another kind or size");
@@ -309,7 +308,7 @@ impl Driver for FakeStore {
         if let Some(happen) = self.once_created.lock().take() {
             happen();
         }
-        Ok(CreatedVolume { capacity, filesystem_uuid, held_data: false })
+        Ok(CreateResponse { capacity: capacity.0, filesystem_uuid, held_data: false })
     }
 
     async fn expand(
@@ -317,7 +316,7 @@ impl Driver for FakeStore {
         id: &VolumeId,
         to: Bytes,
         filesystem_uuid: Option<&str>,
-    ) -> Result<ExpandedVolume, StorageError> {
+    ) -> Result<ExpandResponse, StorageError> {
         require_filesystem(filesystem_uuid)?;
         let to = to.round_up().unwrap();
         let mut state = self.usable()?;
@@ -332,7 +331,7 @@ impl Driver for FakeStore {
         let devices_refreshed = state.refreshed;
         drop(state);
         self.report();
-        Ok(ExpandedVolume { capacity: to.max(existing), devices_refreshed })
+        Ok(ExpandResponse { capacity: to.max(existing).0, devices_refreshed })
     }
 
     async fn delete(&self, id: &VolumeId, filesystem_uuid: Option<&str>) -> Result<bool, StorageError> {
@@ -367,11 +366,11 @@ impl Driver for FakeStore {
     }
 
     /// The largest volume is smaller than the available space, as in the real store. One with settings has half of the size.
-    async fn capacity(&self, settings: &BTreeMap<String, String>) -> Result<NodeCapacity, StorageError> {
+    async fn capacity(&self, settings: &BTreeMap<String, String>) -> Result<CapacityResponse, StorageError> {
         let available = self.usable()?.available();
         let largest = available.saturating_sub(Bytes(64 << 10));
         let largest_volume = if settings.is_empty() { largest } else { Bytes(largest.0 / 2) };
-        Ok(NodeCapacity { available, largest_volume })
+        Ok(CapacityResponse { available: available.0, largest_volume: largest_volume.0 })
     }
 
     async fn take_custody(&self, node_uid: &str) -> Result<Custody, StorageError> {

@@ -59,10 +59,6 @@ impl ExpectedRequest {
     /// Responds with an error as the API server does, with details of the object that the path names.
     pub(crate) fn refuse(self, status: u16, reason: &str) -> Self {
         let details = details(self.path);
-        self.refuse_with(status, reason, details)
-    }
-
-    pub(crate) fn refuse_with(self, status: u16, reason: &str, details: Value) -> Self {
         self.refuse_saying(status, reason, &format!("refused: {reason}"), details)
     }
 
@@ -73,10 +69,6 @@ impl ExpectedRequest {
             "kind": "Status", "apiVersion": "v1", "status": "Failure", "code": status, "reason": reason, "message": message,
             "details": details,
         }))
-    }
-
-    pub(crate) fn response_size(&self) -> usize {
-        self.response.len()
     }
 
     /// Delays the response until the test sends [`Paused::respond`].
@@ -165,7 +157,6 @@ impl TestContext {
         let (events, event_requests) = Events::new(fixtures::identity().node());
         let volumes = Arc::new(FakeStore::of_size(size));
         let (classes, class_cache) = cache(caches.classes);
-        let claims = caches.claims.clone();
         let ctx = Arc::new(Context::new(
             Cluster { client: Client::new(service, "default"), identity: fixtures::identity(), events },
             volumes.clone(),
@@ -174,7 +165,6 @@ impl TestContext {
             classes,
             || Timestamp::UNIX_EPOCH,
         ));
-        claims.iter().for_each(|claim| ctx.claim_names.insert(claim));
         ctx.storage.set(volumes.node_state().storage);
         for signal in [&ctx.claims.synced, &ctx.volumes.synced, &ctx.classes_synced] {
             signal.set(()).unwrap();
@@ -190,7 +180,7 @@ impl TestContext {
 
     /// Checks that all expected requests were received. Returns the reasons of the events, in order.
     pub(crate) async fn finish(self) -> Vec<&'static str> {
-        self.events().await.iter().map(|event| event.reason().as_str()).collect()
+        self.events().await.iter().map(|event| event.reason.as_str()).collect()
     }
 
     /// Waits for all expected requests. Returns the events.

@@ -159,15 +159,6 @@ async fn repeated_request_is_two_writes() {
 }
 
 #[test]
-fn repetition_after_its_series_is_new() {
-    let mut aggregator = Aggregator::default();
-    let key = EventKey::of(&request("no space"));
-    let start = Instant::now();
-    aggregator.observe(&key, start);
-    assert_eq!(aggregator.observe(&key, start + SERIES_END), Some(EventWrite::First));
-}
-
-#[test]
 fn few_different_texts_are_separate_events() {
     let mut aggregator = Aggregator::default();
     let start = Instant::now();
@@ -202,17 +193,18 @@ fn oldest_of_many_subjects_is_forgotten() {
     assert_eq!(aggregator.observe(&about(1), start), Some(EventWrite::First));
     let known = (aggregator.subjects.len(), aggregator.by_last_request.len());
     assert_eq!(known, (SUBJECTS_MAX, SUBJECTS_MAX));
-    aggregator.sweep(start + SERIES_END);
-    assert_eq!((aggregator.subjects.len(), aggregator.by_last_request.len()), (0, 0));
 }
 
 #[test]
-fn occurrence_after_failed_write_is_new() {
+fn event_after_failure_or_end_is_new() {
     let mut aggregator = Aggregator::default();
     let key = EventKey::of(&request("no space"));
-    aggregator.observe(&key, Instant::now());
+    let start = Instant::now();
+    aggregator.observe(&key, start);
     aggregator.forget(&key);
-    assert_eq!(aggregator.observe(&key, Instant::now()), Some(EventWrite::First));
+    for now in [start, start + SERIES_END] {
+        assert_eq!(aggregator.observe(&key, now), Some(EventWrite::First));
+    }
 }
 
 #[test]

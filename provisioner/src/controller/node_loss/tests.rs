@@ -109,14 +109,12 @@ fn released_from_driver(change: Value) -> PersistentVolume {
 /// Reconciles at each of these times after the start. Returns the results and the reasons of the events.
 async fn reconciled_at(
     times: &[Duration],
-    mode: NodeLoss,
     requests: impl IntoIterator<Item = Vec<ExpectedRequest>>,
 ) -> (Vec<Result<NodeLossCheck, Error>>, Vec<&'static str>) {
     let test_context = TestContext::new(requests.into_iter().flatten().collect());
     let ctx = &*test_context.ctx;
     let nodes = RegisteredNodes::of(&["node-a"]);
-    let settings = NodeLossSettings { mode, ..SETTINGS };
-    let mut controller = NodeLossController::new(&ctx.cluster, &nodes, settings);
+    let mut controller = NodeLossController::new(&ctx.cluster, &nodes, SETTINGS);
     let start = Instant::now();
     let mut results = Vec::new();
     for time in times {
@@ -134,38 +132,11 @@ fn waits(results: Vec<Result<NodeLossCheck, Error>>) -> Vec<Option<Duration>> {
 
 /// Reconciles at the start and again after the grace time, both without an error. Returns the reasons of the events.
 async fn reconciled_twice<const CHECKS: usize>(
-    mode: NodeLoss,
     requests: [Vec<ExpectedRequest>; CHECKS],
 ) -> Vec<&'static str> {
-    let (results, reasons) = reconciled_at(&[Duration::ZERO, GRACE], mode, requests).await;
+    let (results, reasons) = reconciled_at(&[Duration::ZERO, GRACE], requests).await;
     assert!(results.iter().all(Result::is_ok), "{results:?}");
     reasons
-}
-
-#[tokio::test]
-async fn node_without_csinode_is_not_deleted() {
-    let volume = volume(json!({}));
-    let requests = [present(&volume), present(&volume)];
-    assert_eq!(reconciled_twice(NodeLoss::Enforce, requests).await, [""; 0]);
-}
-
-#[tokio::test]
-async fn proxy_404_proves_no_node_deletion() {
-    let volume = volume(json!({}));
-    let hidden = vec![suspected(&volume), expect(Method::GET, NODE, None).refuse_by_proxy(404)];
-    let requests = [hidden, present(&volume)];
-    let (results, reasons) = reconciled_at(&[Duration::ZERO, GRACE], NodeLoss::Enforce, requests).await;
-    assert!(matches!(results[..], [Err(_), Ok(NodeLossCheck { volumes: 0, next: None })]), "{results:?}");
-    assert_eq!(reasons, [""; 0]);
-}
-
-#[tokio::test]
-async fn proxy_404_proves_no_claim_deletion() {
-    let volume = volume(json!({}));
-    let read = expect(Method::GET, VOLUME, None).respond(&volume);
-    let hidden = vec![read, expect(Method::GET, CLAIM, None).refuse_by_proxy(404)];
-    let requests = [lost(&volume), lost(&volume), hidden];
-    assert_eq!(reconciled_twice(NodeLoss::Enforce, requests).await, ["NodeLost"; 3]);
 }
 
 /// Once the finalizer is removed, no provisioner deletes the data when the claim is deleted.
@@ -184,38 +155,41 @@ async fn claim_is_deleted_after_the_finalizer() {
         read_again(&rest),
         vec![claim_deleted()],
     ];
-    let reasons = reconciled_twice(NodeLoss::Enforce, requests).await;
+    let reasons = reconciled_twice(requests).await;
     assert_eq!(reasons, ["NodeLost"; 6]);
 }
 
-#[tokio::test]
-async fn dry_run_reports_and_deletes_nothing() {
-    let volume = volume(json!({}));
-    let reads = read_again(&volume).into_iter().take(2).collect();
-    let requests = [lost(&volume), lost(&volume), reads];
-    assert_eq!(reconciled_twice(NodeLoss::DryRun, requests).await, ["NodeLost"]);
+fn read(volume: &PersistentVolume) -> ExpectedRequest {
+    expect(Method::GET, VOLUME, None).respond(volume)
 }
 
-/// The node registers again before one of the writes.
-#[rstest]
-#[case::nothing_written(volume(json!({})), &WARNED)]
-#[case::only_the_claim_is_left(released_from_driver(json!({})), &[])]
-#[tokio::test]
-async fn node_back_before_write_keeps_rest(#[case] volume: PersistentVolume, #[case] events: &[&str]) {
-    let read = expect(Method::GET, VOLUME, None).respond(&volume);
-    let back = vec![read, claim_read(json!({})), node_exists()];
-    let requests = [lost(&volume), lost(&volume), back];
-    assert_eq!(reconciled_twice(NodeLoss::Enforce, requests).await, events);
+fn node_back(volume: &PersistentVolume) -> Vec<ExpectedRequest> {
+    vec![read(volume), claim_read(json!({})), node_exists()]
 }
 
-/// The pass has listed the volume long before.
-#[tokio::test]
-async fn policy_set_during_the_pass_counts() {
-    let listed = volume(json!({}));
+fn retained(_listed: &PersistentVolume) -> Vec<ExpectedRequest> {
     let retained = volume(json!({"metadata": {"annotations": {"csi.loopfs.dev/on-node-loss": "retain"}}}));
-    let reads = vec![expect(Method::GET, VOLUME, None).respond(&retained), claim_read(json!({}))];
-    let requests = [lost(&listed), lost(&listed), reads];
-    assert_eq!(reconciled_twice(NodeLoss::Enforce, requests).await, ["NodeLost"; 3]);
+    vec![read(&retained), claim_read(json!({}))]
+}
+
+fn claim_hidden_by_proxy(volume: &PersistentVolume) -> Vec<ExpectedRequest> {
+    vec![read(volume), expect(Method::GET, CLAIM, None).refuse_by_proxy(404)]
+}
+
+/// The pass has listed the volume long before it reads it again.
+#[rstest]
+#[case::node_is_back(volume(json!({})), node_back, &WARNED)]
+#[case::node_is_back_before_the_last_write(released_from_driver(json!({})), node_back, &[])]
+#[case::policy_was_set(volume(json!({})), retained, &["NodeLost"; 3])]
+#[case::a_404_of_a_proxy_proves_nothing(volume(json!({})), claim_hidden_by_proxy, &["NodeLost"; 3])]
+#[tokio::test]
+async fn nothing_is_written_after_read(
+    #[case] volume: PersistentVolume,
+    #[case] reads: fn(&PersistentVolume) -> Vec<ExpectedRequest>,
+    #[case] events: &[&str],
+) {
+    let requests = [lost(&volume), lost(&volume), reads(&volume)];
+    assert_eq!(reconciled_twice(requests).await, events);
 }
 
 /// If another replica or the user acted first, that is no failure.
@@ -227,7 +201,7 @@ async fn conflict_or_missing_claim_is_ignored(#[case] status: u16, #[case] reaso
     let volume = released_from_driver(json!({}));
     let refused = vec![claim_deleted().refuse(status, reason)];
     let requests = [lost(&volume), lost(&volume), read_again(&volume), refused];
-    assert_eq!(reconciled_twice(NodeLoss::Enforce, requests).await, [""; 0]);
+    assert_eq!(reconciled_twice(requests).await, [""; 0]);
 }
 
 #[tokio::test]
@@ -237,7 +211,7 @@ async fn failed_write_is_reported_and_retried() {
     let requests = [lost(&volume), lost(&volume), read_again(&volume), refused, lost(&volume)];
     let half = Duration::from_millis(500);
     let times = [Duration::ZERO, GRACE, GRACE + half];
-    let (results, reasons) = reconciled_at(&times, NodeLoss::Enforce, requests).await;
+    let (results, reasons) = reconciled_at(&times, requests).await;
     assert_eq!(waits(results)[1..], [Some(Duration::from_secs(1)), Some(half)]);
     assert_eq!(reasons, ["NodeLost"]);
 }
@@ -261,16 +235,20 @@ async fn newer_claim_of_the_name_stays() {
         vec![finalizer_removed().refuse(404, "NotFound"), volume_gone()],
     ];
     // The claim was deleted, so the warning is only about the PersistentVolume.
-    assert_eq!(reconciled_twice(NodeLoss::Enforce, requests).await, ["NodeLost"; 3]);
+    assert_eq!(reconciled_twice(requests).await, ["NodeLost"; 3]);
 }
 
+#[rstest]
+#[case::of_a_returned_node(present(&volume(json!({}))), true)]
+#[case::of_a_failed_check(vec![expect(Method::GET, VOLUMES, None).refuse(500, "InternalError")], false)]
 #[tokio::test]
-async fn returned_node_restarts_the_grace_time() {
+async fn interruption_restarts_the_grace_time(#[case] check: Vec<ExpectedRequest>, #[case] succeeds: bool) {
     let volume = volume(json!({}));
-    let requests = [lost(&volume), present(&volume), lost(&volume)];
+    let requests = [lost(&volume), check, lost(&volume)];
     let times = [Duration::ZERO, GRACE / 2, GRACE];
-    let (results, reasons) = reconciled_at(&times, NodeLoss::Enforce, requests).await;
-    assert_eq!(waits(results), [Some(GRACE), None, Some(GRACE)]);
+    let (results, reasons) = reconciled_at(&times, requests).await;
+    let waits: Vec<_> = results.into_iter().map(|result| result.ok().map(|check| check.next)).collect();
+    assert_eq!(waits, [Some(Some(GRACE)), succeeds.then_some(None), Some(Some(GRACE))]);
     assert_eq!(reasons, ["NodeLost"; 4]);
 }
 
@@ -283,11 +261,11 @@ async fn announcement_names_the_deadline() {
     NodeLossController::new(&ctx.cluster, &nodes, SETTINGS).reconcile(Instant::now()).await.unwrap();
     let ended = Timestamp::now();
     for event in test_context.events().await {
-        let (_, rest) = event.note().split_once("; at ").unwrap();
+        let (_, rest) = event.note.split_once("; at ").unwrap();
         let deadline: Timestamp = rest.split_once(',').unwrap().0.parse().unwrap();
         // It has no fraction of a second.
         let earliest = began + GRACE - Duration::from_secs(1);
-        assert!((earliest..=ended + GRACE).contains(&deadline), "{}", event.note());
+        assert!((earliest..=ended + GRACE).contains(&deadline), "{}", event.note);
     }
 }
 
@@ -332,49 +310,10 @@ async fn each_volume_has_its_grace_time() {
         expect(Method::GET, VOLUMES, None).respond(list(&[kept.clone(), restored])),
     ];
     let requests = [lost(&kept), both];
-    let (results, reasons) = reconciled_at(&[Duration::ZERO, GRACE], NodeLoss::Enforce, requests).await;
+    let (results, reasons) = reconciled_at(&[Duration::ZERO, GRACE], requests).await;
     assert_eq!(waits(results), [Some(GRACE), Some(GRACE)]);
     // One of them about the volume that is kept.
     assert_eq!(reasons, ["NodeLost"; 3]);
-}
-
-#[tokio::test]
-async fn failed_check_restarts_the_grace_time() {
-    let volume = volume(json!({}));
-    let failed = vec![expect(Method::GET, VOLUMES, None).refuse(500, "InternalError")];
-    let requests = [lost(&volume), failed, lost(&volume)];
-    let times = [Duration::ZERO, GRACE / 2, GRACE];
-    let (results, reasons) = reconciled_at(&times, NodeLoss::Enforce, requests).await;
-    assert!(
-        matches!(results[..], [Ok(_), Err(_), Ok(NodeLossCheck { next: Some(GRACE), .. })]),
-        "{results:?}"
-    );
-    assert_eq!(reasons, ["NodeLost"; 4]);
-}
-
-/// Two of three nodes with volumes are missing: their Node objects were probably deleted by mistake.
-#[tokio::test]
-async fn many_missing_nodes_prevent_deletion() {
-    let volumes = ["node-a", "node-b", "node-c"].map(|node| fixtures::volume_on(node, deleting_claim()));
-    let deleted = |path| expect(Method::GET, path, None).refuse(404, "NotFound");
-    let lists = |volume: &PersistentVolume| {
-        expect(Method::GET, VOLUMES, None).respond(list(std::slice::from_ref(volume)))
-    };
-    let check = || {
-        let [_, b, c] = &volumes;
-        vec![
-            expect(Method::GET, VOLUMES, None).respond(metadata(&volumes)),
-            node_deleted(),
-            lists(b),
-            deleted("/api/v1/nodes/node-c"),
-            lists(c),
-        ]
-    };
-    let (results, reasons) =
-        reconciled_at(&[Duration::ZERO, GRACE], NodeLoss::Enforce, [check(), check()]).await;
-    let counts: Vec<_> = results.into_iter().map(|result| result.unwrap().volumes).collect();
-    assert_eq!(counts, [2, 2]);
-    assert_eq!(reasons, ["NodeLost"; 2]);
 }
 
 /// The volumes of the first node are kept, so its loss is settled.
@@ -393,7 +332,7 @@ async fn long_lost_node_does_not_count() {
         vec![named, node_deleted(), nodes(b), deleted(), nodes(c)]
     };
     let times = [Duration::ZERO, AT_ONCE / 2, AT_ONCE];
-    let (results, reasons) = reconciled_at(&times, NodeLoss::Enforce, [only_b(), both(), both()]).await;
+    let (results, reasons) = reconciled_at(&times, [only_b(), both(), both()]).await;
     assert_eq!(waits(results), [Some(Duration::from_secs(1800)), None, Some(GRACE)]);
     // Nothing is deleted at first, then the volume of the second node is announced, and that of the first one is kept.
     assert_eq!(reasons, ["NodeLost"; 3]);
@@ -418,32 +357,6 @@ async fn volumes_are_listed_once_per_interval() {
     test_context.finish().await;
 }
 
-/// 1,000 CSINodes change within a minute beside 100,000 PersistentVolumes, for example in an upgrade of the driver. A list for each change
-/// would be a thousand times as much.
-#[tokio::test]
-async fn changes_of_nodes_list_volumes_once() {
-    const PAGES: usize = 200;
-    let volumes: Vec<_> = (0..500).map(|_| fixtures::volume_on("node-a", deleting_claim())).collect();
-    let page = |more: bool| {
-        let mut page = metadata(&volumes);
-        page["metadata"] = if more { json!({"continue": "next"}) } else { json!({}) };
-        expect(Method::GET, VOLUMES, None).respond(page)
-    };
-    let requests: Vec<_> = (1..=PAGES).map(|number| page(number < PAGES)).collect();
-    let bytes: usize = requests.iter().map(ExpectedRequest::response_size).sum();
-    let test_context = TestContext::new(requests);
-    let ctx = &*test_context.ctx;
-    let nodes = RegisteredNodes::of(&["node-a"]);
-    let settings = NodeLossSettings { list_interval: LIST_INTERVAL, ..SETTINGS };
-    let mut controller = NodeLossController::new(&ctx.cluster, &nodes, settings);
-    let start = Instant::now();
-    for change in 0..1000 {
-        controller.reconcile(start + Duration::from_millis(59 * change)).await.unwrap();
-    }
-    test_context.finish().await;
-    assert!(bytes < 100 << 20, "{bytes} bytes, without compression");
-}
-
 #[tokio::test]
 async fn volumes_are_listed_in_pages() {
     let volume = volume(json!({}));
@@ -451,7 +364,7 @@ async fn volumes_are_listed_in_pages() {
     page["metadata"] = json!({"continue": "next"});
     let first = expect(Method::GET, VOLUMES, None).respond(page);
     let requests = [vec![first], present(&volume)];
-    let (results, _) = reconciled_at(&[Duration::ZERO], NodeLoss::Enforce, requests).await;
+    let (results, _) = reconciled_at(&[Duration::ZERO], requests).await;
     assert_eq!(waits(results), [None]);
 }
 
@@ -467,7 +380,7 @@ async fn deleted_nodes_without_volumes_are_ignored() {
         expect(Method::GET, "/api/v1/nodes/node-c", None).refuse(404, "NotFound"),
         none(),
     ];
-    let (results, reasons) = reconciled_at(&[Duration::ZERO], NodeLoss::Enforce, [requests]).await;
+    let (results, reasons) = reconciled_at(&[Duration::ZERO], [requests]).await;
     assert!(matches!(results[..], [Ok(NodeLossCheck { volumes: 0, next: None })]), "{results:?}");
     assert_eq!(reasons, [""; 0]);
 }

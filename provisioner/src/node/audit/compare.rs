@@ -45,7 +45,9 @@ fn handle_on_this_node<'a>(
 
 /// Returns why a PersistentVolume of this node has no volume, or `None` if it has one.
 fn missing(object: &PersistentVolume, node: &VolumeList, identity: &Identity) -> Option<String> {
-    if !ownership::is_our_volume(object, identity) || is_being_deleted(object) {
+    // The volume is about to be deleted, or was just deleted.
+    let is_being_deleted = object.metadata.deletion_timestamp.is_some() || pv::is_discarded(object);
+    if !ownership::is_our_volume(object, identity) || is_being_deleted {
         return None;
     }
     let id = match ownership::volume_id(object, identity) {
@@ -70,11 +72,6 @@ fn missing(object: &PersistentVolume, node: &VolumeList, identity: &Identity) ->
             identity.node()
         )),
     }
-}
-
-/// Returns `true` if the volume of a PersistentVolume is about to be deleted or was just deleted.
-fn is_being_deleted(object: &PersistentVolume) -> bool {
-    object.metadata.deletion_timestamp.is_some() || pv::is_discarded(object)
 }
 
 #[cfg(test)]

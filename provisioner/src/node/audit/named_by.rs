@@ -48,9 +48,6 @@ pub(super) struct LabelledElsewhere {
 impl LabelledElsewhere {
     /// Returns the PersistentVolumes that name these volumes. Lists the PersistentVolumes of the other nodes if a volume was not suspected
     /// before, if the last list is old, or if `fresh`.
-    ///
-    /// # Errors
-    /// When the list fails.
     pub(super) async fn naming(
         &mut self,
         suspects: &BTreeSet<VolumeId>,

@@ -11,9 +11,6 @@ use crate::objects::identity::Identity;
 use crate::store::driver::Driver;
 
 /// Audits once and returns the list. Changes nothing.
-///
-/// # Errors
-/// When the volumes or the PersistentVolumes cannot be read.
 pub(crate) async fn report(
     client: &Client,
     identity: &Identity,

@@ -5,9 +5,10 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use kube::Api;
 use kube::api::ListParams;
 use kube::runtime::reflector::ObjectRef;
-use kube::{Api, ResourceExt};
 use loopfs::volume_store::VolumeId;
 use tokio::time::{sleep, timeout};
 
@@ -15,14 +16,14 @@ use super::compare::compare;
 use super::findings::AuditFindings;
 use super::named_by::{self, LabelledElsewhere};
 use crate::api::events::{Reason, some_names};
+use crate::api::list;
 use crate::error::Error;
 use crate::node::context::Context;
 use crate::node::custody;
 use crate::node::references::{self, Labelled};
-use crate::node::volume_deletion::{self, Rule, VolumeDeletion};
+use crate::node::volume_deletion;
 use crate::objects::ownership;
-use crate::store::custody::Custody;
-use crate::store::driver::VolumeList;
+use crate::store::driver::{Custody, VolumeList};
 
 /// When to audit, and what to do with orphaned volumes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -77,9 +78,6 @@ async fn find(elsewhere: &mut LabelledElsewhere, fresh: bool, ctx: &Context) -> 
 }
 
 /// Returns the volumes of the node.
-///
-/// # Errors
-/// Those of the driver, or that it was not available before.
 pub(crate) async fn node_volumes(ctx: &Context) -> Result<VolumeList, Error> {
     Ok(ctx.storage.driver()?.list(false).await?)
 }
@@ -224,9 +222,9 @@ async fn collect_one(
         return Ok(false);
     }
     references::require_none(id, None, Labelled::Listed, ctx).await?;
-    let (owner, rule) = (ctx.cluster.events.own_node(), Rule::Orphaned(collection.after));
-    let filesystem_uuid = Some(custody.filesystem_uuid.clone());
-    volume_deletion::delete(VolumeDeletion { id: id.clone(), filesystem_uuid, owner, rule }, ctx).await
+    let owner = ctx.cluster.events.own_node();
+    let why = format!("it had no PersistentVolume for {} s (--collect-after)", collection.after.as_secs());
+    volume_deletion::delete(id, Some(&custody.filesystem_uuid), owner, &why, ctx).await
 }
 
 /// Returns `true` if the volume has a name that a provisioner gives. The CSI driver creates volumes in the store too, with
@@ -239,9 +237,9 @@ fn could_be_ours(id: &VolumeId) -> bool {
 /// with another node.
 async fn claimed_volumes(ctx: &Context) -> Result<BTreeSet<String>, Error> {
     let claims: Api<PersistentVolumeClaim> = Api::all(ctx.cluster.client.clone());
-    let claims = claims.list_metadata(&ListParams::default()).await;
-    let claims = claims.map_err(|error| Error::api("list", "the PersistentVolumeClaims", error))?;
-    Ok(claims.items.iter().filter_map(ResourceExt::uid).map(|uid| format!("pvc-{uid}")).collect())
+    let volume = |claim: ObjectMeta| claim.uid.map(|uid| format!("pvc-{uid}"));
+    let claimed = list::of_metadata(&claims, ListParams::default(), volume).await;
+    claimed.map_err(|error| Error::api("list", "the PersistentVolumeClaims", error))
 }
 
 #[cfg(test)]
@@ -258,23 +256,6 @@ mod tests {
 
     fn ids(names: &[&str]) -> BTreeSet<VolumeId> {
         names.iter().map(|name| VolumeId::parse(name).unwrap()).collect()
-    }
-
-    #[rstest]
-    #[case::none(20, 0, 0, true)]
-    #[case::few(20, 20, 100, true)]
-    #[case::many(20, 21, 100, false)]
-    #[case::the_only_one(20, 1, 1, false)]
-    #[case::all_and_all_may_go(100, 7, 7, true)]
-    #[case::none_may_go(0, 1, 1000, false)]
-    fn collection_stops_above_the_share(
-        #[case] at_most_percent: u8,
-        #[case] orphans: usize,
-        #[case] volumes: usize,
-        #[case] expected: bool,
-    ) {
-        let collection = Collection { after: Duration::ZERO, at_most_percent };
-        assert_eq!(collection.allows(orphans, volumes), expected);
     }
 
     fn absent() -> ExpectedRequest {

@@ -64,17 +64,6 @@ fn first_retry() -> Next {
     Next::After(Duration::from_secs(1))
 }
 
-#[tokio::test]
-async fn claim_gets_volume_with_one_write() {
-    let test_context = TestContext::with(caches(vec![]), vec![expect_creation()]);
-    assert_eq!(reconcile_claim(&test_context, fixtures::claim(json!({}))).await, Next::Change);
-    assert_eq!(test_context.volumes.capacity(fixtures::VOLUME), Some(Bytes(1 << 20)));
-    assert!(test_context.volumes.state().pending.is_empty());
-    // The watch cache still has the claim without a volume. The mock API server expects no further request.
-    assert_eq!(reconcile_claim(&test_context, fixtures::claim(json!({}))).await, Next::Change);
-    assert_eq!(test_context.finish().await, ["Provisioning", "ProvisioningSucceeded"]);
-}
-
 /// Returns the requests of a creation whose PersistentVolume exists.
 fn finds(change: Value) -> Vec<ExpectedRequest> {
     let creation = expect(Method::POST, VOLUMES, created_volume()).refuse(409, "AlreadyExists");
@@ -175,7 +164,7 @@ async fn too_large_claim_awaits_free_space() {
     // The scheduler selects this node again. A watch event of the claim does not end the back-off, but free space does.
     assert_ne!(reconcile_claim(&test_context, large()).await, Next::Change);
     test_context.volumes.state().size = Bytes(4 * GIB);
-    test_context.ctx.retry_generation.bump();
+    test_context.ctx.retry();
     assert_eq!(reconcile_claim(&test_context, large()).await, Next::Change);
     let expected = ["Provisioning", "ProvisioningFailed", "Provisioning", "ProvisioningSucceeded"];
     assert_eq!(test_context.finish().await, expected);
@@ -192,7 +181,7 @@ async fn failed_copy_causes_no_retry(#[case] kind: ErrorKind, #[case] rescheduli
     let test_context = context_with_source(vec![claim()], requests);
     test_context.volumes.break_with(fake_store::error(kind, "not copied"));
     reconcile_claim(&test_context, claim()).await;
-    test_context.ctx.retry_generation.bump();
+    test_context.ctx.retry();
     assert!(matches!(reconcile_claim(&test_context, claim()).await, Next::After(_)));
     assert_eq!(test_context.finish().await, FAILED);
 }
@@ -202,20 +191,6 @@ fn expect_rescheduling_of_copy() -> ExpectedRequest {
         "uid": "uid", "resourceVersion": "100", "annotations": {SELECTED_NODE: null},
     }});
     expect(Method::PATCH, "/api/v1/namespaces/shop/persistentvolumeclaims/copy", patch).respond(rescheduled())
-}
-
-fn of_a_populator() -> PersistentVolumeClaim {
-    let source = json!({"apiGroup": "x.dev", "kind": "Backup", "name": "b"});
-    fixtures::claim(json!({"spec": {"dataSourceRef": source}}))
-}
-
-#[tokio::test]
-async fn claim_is_left_to_its_populator() {
-    let test_context = TestContext::with(caches(vec![]), vec![]);
-    assert_eq!(reconcile_claim(&test_context, of_a_populator()).await, Next::Change);
-    assert!(test_context.volumes.state().volumes.is_empty());
-    assert_eq!(test_context.ctx.claims.retries_waiting(), 0);
-    assert_eq!(test_context.finish().await, ["Provisioning"]);
 }
 
 /// Each of the two claims of a pod fits on the node alone. The scheduler selects no other node, because the first one is bound.
@@ -232,38 +207,9 @@ async fn event_names_claims_pinning_the_pod(#[case] namespace: &str, #[case] exp
     reconcile_claim(&test_context, second).await;
     let events = test_context.events().await;
     let event = events.last().unwrap();
-    assert_eq!(event.reason().as_str(), "ProvisioningFailed");
-    let note = event.note();
+    assert_eq!(event.reason.as_str(), "ProvisioningFailed");
+    let note = &event.note;
     assert_eq!(note.contains("(\"logs\"), the pod can run on no other: free space"), expected, "{note}");
-}
-
-#[tokio::test]
-async fn a_refused_claim_leaves_no_volume() {
-    let test_context = TestContext::with(caches(vec![]), vec![]);
-    let shared = fixtures::claim(json!({"spec": {"accessModes": ["ReadWriteMany"]}}));
-    reconcile_claim(&test_context, shared).await;
-    assert!(test_context.volumes.state().volumes.is_empty());
-    assert!(test_context.volumes.state().pending.is_empty());
-    assert_eq!(test_context.finish().await, ["ProvisioningFailed"]);
-}
-
-#[tokio::test]
-async fn unavailable_store_gets_no_volume() {
-    let requests = vec![expect_rescheduling(), expect_rescheduling(), expect_creation()];
-    let test_context = TestContext::with(caches(vec![]), requests);
-    test_context.break_with(fake_store::error(ErrorKind::NotMounted, "mount it"));
-    reconcile_claim(&test_context, fixtures::claim(json!({}))).await;
-    assert!(test_context.volumes.state().volumes.is_empty());
-    // The driver has not reported yet that the store is usable again.
-    test_context.volumes.break_with(None);
-    test_context.ctx.retry_generation.bump();
-    reconcile_claim(&test_context, fixtures::claim(json!({}))).await;
-    assert!(test_context.volumes.state().volumes.is_empty());
-    test_context.ctx.storage.set(test_context.volumes.node_state().storage);
-    test_context.ctx.retry_generation.bump();
-    reconcile_claim(&test_context, fixtures::claim(json!({}))).await;
-    assert_eq!(test_context.volumes.state().volumes.len(), 1);
-    test_context.finish().await;
 }
 
 #[tokio::test]
@@ -369,40 +315,6 @@ fn requesting(size: &str) -> PersistentVolumeClaim {
     fixtures::bound_claim(json!({"spec": {"resources": {"requests": {"storage": size}}}}))
 }
 
-/// The populator's claim, after which the volume is named, was deleted.
-#[tokio::test]
-async fn volume_from_populator_is_expanded() {
-    let named = |claim: Value| {
-        let mut whole = json!({"spec": {
-            "volumeName": "pvc-populator", "dataSourceRef": {"apiGroup": "x.dev", "kind": "Backup", "name": "b"},
-            "resources": {"requests": {"storage": "4Mi"}},
-        }});
-        fixtures::merge_keeping_nulls(&mut whole, claim);
-        fixtures::bound_claim(whole)
-    };
-    let volume = fixtures::volume(
-        json!({"metadata": {"name": "pvc-populator"}, "spec": {"csi": {"volumeHandle": "pvc-populator"}}}),
-    );
-    let (begin, begun) = expect_begin(named(json!({})), "4Mi");
-    let begun: PersistentVolumeClaim = serde_json::from_value(begun).unwrap();
-    let record = resize::record(
-        &begun,
-        &volume,
-        &resize::ExpansionOutcome::Expanded(Bytes(4 << 20)),
-        Timestamp::UNIX_EPOCH,
-    );
-    let requests = vec![
-        begin,
-        expect(Method::PATCH, "/api/v1/persistentvolumes/pvc-populator", record.volume).respond(&volume),
-        expect(Method::PATCH, STATUS, record.claim).respond(&begun),
-    ];
-    let test_context = TestContext::with(caches(vec![volume]), requests);
-    test_context.volumes.add("pvc-populator");
-    assert_eq!(reconcile_claim(&test_context, named(json!({}))).await, Next::Change);
-    assert_eq!(test_context.volumes.capacity("pvc-populator"), Some(Bytes(4 << 20)));
-    assert_eq!(test_context.finish().await, ["Resizing", "VolumeResizeSuccessful"]);
-}
-
 fn context_with_volume(mode: &str, requests: Vec<ExpectedRequest>) -> TestContext {
     let volume = fixtures::volume(json!({"spec": {"volumeMode": mode}}));
     let test_context = TestContext::with(caches(vec![volume]), requests);
@@ -493,26 +405,4 @@ async fn expansion_awaits_another_call_without_event() {
     let next = reconcile_claim(&test_context, requesting("4Mi")).await;
     assert_eq!(next, Next::After(backoff::CONFLICT.first));
     assert_eq!(test_context.finish().await, ["Resizing"]);
-}
-
-#[tokio::test]
-async fn request_beyond_capacity_is_infeasible() {
-    let (begin, begun) = expect_begin(requesting("2Gi"), "2Gi");
-    let begun: PersistentVolumeClaim = serde_json::from_value(begun).unwrap();
-    let why =
-        "volume pvc-0b6b9a6d-6d0e-4d8c-9a0c-2d1d5e3f7a11: 2146435072 bytes requested, 1072693248 available";
-    let patch = resize::record(
-        &begun,
-        &fixtures::volume(json!({})),
-        &resize::ExpansionOutcome::Infeasible(why.to_owned()),
-        Timestamp::UNIX_EPOCH,
-    );
-    let patch = patch.claim.unwrap();
-    assert_eq!(patch["status"]["allocatedResourceStatuses"]["storage"], "ControllerResizeInfeasible");
-    let refused = expect(Method::PATCH, STATUS, patch.clone()).respond(after_patch(begun, "102", patch));
-    let test_context = context_with_volume("Filesystem", vec![begin, refused]);
-    assert_eq!(reconcile_claim(&test_context, requesting("2Gi")).await, first_retry());
-    // The watch event that this write causes does not end the back-off.
-    assert_ne!(reconcile_claim(&test_context, requesting("2Gi")).await, Next::Change);
-    assert_eq!(test_context.finish().await, ["Resizing", "VolumeResizeFailed"]);
 }

@@ -4,7 +4,7 @@ use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
 use kube::ResourceExt;
 use loopfs::volume_store::OwnedContentSource;
 
-use super::source::DataSource;
+use super::DataSource;
 use crate::api::absence;
 use crate::error::Error;
 use crate::node::context::Context;
@@ -14,9 +14,6 @@ use crate::objects::ownership;
 use crate::objects::refusal::Refusal;
 
 /// Checks that a claim can be copied, given its PersistentVolume if it has one, and returns its volume.
-///
-/// # Errors
-/// [`Refusal::Source`] with the reason, or [`Error::SourceElsewhere`] if the data is on another node.
 fn resolve(
     source: &PersistentVolumeClaim,
     volume: Option<&PersistentVolume>,
@@ -56,9 +53,6 @@ fn describe(claim: &str) -> String {
 }
 
 /// Finds the volume of the claim with this name, which is the data source of `requester` and in the same namespace.
-///
-/// # Errors
-/// If the volume cannot be copied on this node, or if a request to the API server fails.
 pub(crate) async fn find_volume(
     name: &str,
     requester: &PersistentVolumeClaim,

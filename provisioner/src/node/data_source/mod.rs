@@ -2,8 +2,19 @@
 
 mod claim;
 pub(crate) mod snapshot;
-mod source;
+
+use loopfs::Bytes;
+use loopfs::volume_store::OwnedContentSource;
 
 pub(crate) use self::claim::find_volume;
 pub(crate) use self::snapshot::find_snapshot;
-pub(crate) use self::source::DataSource;
+
+/// The volume or snapshot to copy.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct DataSource {
+    pub(crate) id: OwnedContentSource,
+    /// The volume mode; `None` if it is unknown.
+    pub(crate) mode: Option<String>,
+    /// The smallest capacity of a copy.
+    pub(crate) capacity: Bytes,
+}

@@ -1,10 +1,9 @@
+use csi_wire::volumes::ForeignFiles;
 use loopfs::ErrorKind;
-use loopfs::volume_store::VolumeId;
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
 use super::*;
-use crate::store::driver::ForeignFiles;
 use crate::testing::fake_store::{self, FakeStore};
 use crate::testing::fixtures;
 use crate::testing::mock_api_server::TestContext;
@@ -37,7 +36,7 @@ impl Following {
     }
 
     fn generation(&self) -> u64 {
-        self.test_context.ctx.retry_generation.current()
+        *self.test_context.ctx.retry_generation.borrow()
     }
 
     fn filesystem(&self) -> Result<String, StorageError> {
@@ -170,7 +169,7 @@ async fn each_number_has_its_effect() {
     assert!(!is_notified(&ctx.capacity).await);
     assert_eq!(following.generation(), before + 1);
 
-    following.volumes().find(vec![foreign_files()]);
+    following.volumes().find(vec![ForeignFiles::default()]);
     following.settle().await;
     assert_eq!(following.generation(), before + 1);
     assert!(!is_notified(&ctx.claims_deleted).await);
@@ -179,17 +178,6 @@ async fn each_number_has_its_effect() {
 
 #[tokio::test(start_paused = true)]
 async fn files_found_before_start_are_reported() {
-    let following = Following::begin(|volumes| volumes.find(vec![foreign_files()])).await;
+    let following = Following::begin(|volumes| volumes.find(vec![ForeignFiles::default()])).await;
     assert_eq!(following.end().await, ["FilesInForeignProject"]);
-}
-
-fn foreign_files() -> ForeignFiles {
-    ForeignFiles {
-        volume: VolumeId::parse("v").unwrap(),
-        charged: "no volume".to_owned(),
-        charged_volume: None,
-        names: 1,
-        example: "a".to_owned(),
-        repaired: None,
-    }
 }
