@@ -139,8 +139,7 @@ impl<'fs> ProjectQuota<'fs> {
     /// The change is in the journal, and durable, no later than the next syncfs(2) of the file system.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidInput`]: a limit of 0 or a soft limit above the hard one, which the kernel would
-    /// silently ignore. [`ErrorKind::NotHonoured`]: the file system keeps less than was requested.
+    /// [`ErrorKind::InvalidInput`]: a limit of 0, which means unlimited to the kernel. [`ErrorKind::NotHonoured`]: the file system keeps less than was requested.
     /// And those of [`ProjectQuota`].
     #[doc(alias = "Q_XSETQLIM")]
     pub fn set_limits(&self, id: ProjectId, limits: Limits) -> Result<StoredLimits> {

@@ -253,8 +253,8 @@ impl VolumeStore {
 /// Returns `true` if less than 1/64 of a limit is left.
 fn is_full(usage: &Usage) -> bool {
     let used_up = |used: u64, limit: Option<u64>| limit.is_some_and(|limit| used >= limit - limit / 64);
-    used_up(usage.bytes.0, usage.limits.bytes.hard.map(|limit| limit.0))
-        || used_up(usage.inodes.0, usage.limits.inodes.hard.map(|limit| limit.0))
+    used_up(usage.bytes.0, usage.limits.bytes.map(|limit| limit.0))
+        || used_up(usage.inodes.0, usage.limits.inodes.map(|limit| limit.0))
 }
 
 /// Opens a directory of the store; `None` if it is not a directory, or was removed since it was listed.

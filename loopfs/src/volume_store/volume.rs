@@ -247,8 +247,8 @@ impl Volume {
     fn directory_stats(&self) -> Result<VolumeStats> {
         let attributes = self.attributes()?;
         let usage = self.usage(attributes)?;
-        let capacity = usage.limits.bytes.hard.ok_or_else(|| self.unlimited())?;
-        let total = usage.limits.inodes.hard.ok_or_else(|| self.unlimited())?;
+        let capacity = usage.limits.bytes.ok_or_else(|| self.unlimited())?;
+        let total = usage.limits.inodes.ok_or_else(|| self.unlimited())?;
         let mut stats = VolumeStats::new(capacity, usage.bytes, self.directory_condition(attributes)?);
         stats.inodes = Some(InodeStats::new(total, usage.inodes));
         self.limit_to_free(&mut stats)?;
@@ -370,7 +370,7 @@ impl Volume {
     /// Returns the current limits of the directory's project.
     pub(super) fn limits(&self) -> Result<Reservation> {
         let limits = self.usage(self.attributes()?)?.limits;
-        let (bytes, inodes) = limits.bytes.hard.zip(limits.inodes.hard).ok_or_else(|| self.unlimited())?;
+        let (bytes, inodes) = limits.bytes.zip(limits.inodes).ok_or_else(|| self.unlimited())?;
         Ok(Reservation { bytes, inodes })
     }
 

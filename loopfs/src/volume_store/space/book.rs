@@ -242,7 +242,7 @@ impl<'s> SpaceBook<'s> {
         self.change_total(|totals| {
             let quota = self.filesystem.quota();
             let Some(usage) = quota.usage(project)? else { return Ok(()) };
-            let (Some(bytes), Some(inodes)) = (usage.limits.bytes.hard, usage.limits.inodes.hard) else {
+            let (Some(bytes), Some(inodes)) = (usage.limits.bytes, usage.limits.inodes) else {
                 return Ok(());
             };
             let limits = Reservation { bytes, inodes };

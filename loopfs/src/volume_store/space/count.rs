@@ -49,9 +49,9 @@ impl SpaceBook<'_> {
         for usage in self.filesystem.quota().ids(self.range.clone()) {
             let usage = usage?;
             // A volume over its limit uses more than its reservation.
-            volumes = volumes.saturating_add(usage.limits.bytes.hard.unwrap_or_default().max(usage.bytes));
+            volumes = volumes.saturating_add(usage.limits.bytes.unwrap_or_default().max(usage.bytes));
             in_use = in_use.saturating_add(usage.bytes);
-            inodes = inodes.saturating_add(usage.limits.inodes.hard.unwrap_or_default().max(usage.inodes).0);
+            inodes = inodes.saturating_add(usage.limits.inodes.unwrap_or_default().max(usage.inodes).0);
             inodes_in_use = inodes_in_use.saturating_add(usage.inodes.0);
         }
         let mut shared = SharedBlocks::default();
