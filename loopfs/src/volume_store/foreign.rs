@@ -24,7 +24,7 @@ use super::store::VolumeStore;
 use crate::error::{Context, Error, Result};
 use crate::idle_io::IdleIo;
 use crate::project_quota::{ProjectId, Usage};
-use crate::project_tree::{ForeignInodes, HardLinks, TagOptions, find_foreign, tag_tree};
+use crate::project_tree::{ForeignInodes, HardLinks, find_foreign, tag_tree};
 
 /// Files of a volume that have another project id than the volume.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -175,8 +175,7 @@ impl VolumeStore {
         let directory = volume.open_dir()?;
         // Volumes are separate bind mounts, and link(2) does not work across mounts. All hard links of a file are therefore in this
         // volume.
-        let options = TagOptions { hard_links: HardLinks::Tag, ..TagOptions::default() };
-        let tagged = tag_tree(directory.as_fd(), volume.attributes()?.project, &options, |_| {});
+        let tagged = tag_tree(directory.as_fd(), volume.attributes()?.project, HardLinks::Tag, |_| {});
         // Usage beyond a limit is part of the total of reservations, and it changes for both volumes.
         self.space_book().invalidate_total();
         tagged.map(|report| report.changed)

@@ -57,8 +57,8 @@ pub(crate) enum QuotaCommand {
     /// links, sockets, FIFOs and devices can only be tagged from Linux 6.17 on. Before, the command only counts them.
     /// The command can be repeated.
     ///
-    /// JSON: {id, changed, passes, names, directories, left_out: {hard_links, symlinks, sockets, fifos, devices, mounts,
-    /// refused, examples: [{path, reason}]}}
+    /// JSON: {id, changed, passes, names, directories, left_out: {hard_links, special_files, mounts, refused,
+    /// examples: [{path, reason}]}}
     #[command(verbatim_doc_comment, visible_alias = "assign")]
     Tag(Tag),
     /// Find files in a directory that are not in its project
