@@ -10,7 +10,6 @@ use nix::fcntl::OFlag;
 
 use super::id::VolumeId;
 use super::on_disk::{DataFilesystem, Layout, classify_missing, layout};
-use super::pending::PendingVolumes;
 use super::source::ContentSource;
 use super::space::{Space, SpaceBook};
 use super::spec::{StoreCounts, StoreOptions, VolumeKind};
@@ -34,7 +33,6 @@ pub struct VolumeStore {
     pub(super) ids: ProjectIds,
     /// All mounts, for deletions.
     pub(super) mounts: Mutex<MountCache>,
-    pub(super) pending: PendingVolumes,
 }
 
 /// Opens the file system that is mounted at `data_dir`, unless another one is recorded beside it. Changes nothing.
@@ -112,7 +110,7 @@ impl VolumeStore {
         let ids = ProjectIds::new(root, layout.project_ids()?.as_fd(), range)?
             .with_lock_timeout(options.lock_timeout);
         let mounts = Mutex::new(MountCache::below("/".into()));
-        Ok(Self { filesystem, layout, options, ids, mounts, pending: PendingVolumes::default() })
+        Ok(Self { filesystem, layout, options, ids, mounts })
     }
 
     /// Checks that the store is unchanged since it was opened: the same mount of the same file system, writable, with enforced
