@@ -124,10 +124,7 @@ fn ineffective_limits_are_refused() {
     let root = File::open(xfs()).unwrap();
     let (quota, id) = (quota(&root), project(4008));
     quota.set_limits(id, limits(MIB, 100)).unwrap();
-    for refused in [
-        Limits { inodes: Limit::Hard(Inodes(0)), ..Limits::KEEP },
-        limits(u64::MAX, 100),
-    ] {
+    for refused in [Limits { inodes: Limit::Hard(Inodes(0)), ..Limits::KEEP }, limits(u64::MAX, 100)] {
         let error = quota.set_limits(id, refused).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::InvalidInput, "{error}");
         assert_eq!(quota.usage(id).unwrap().unwrap().limits, stored_hard(MIB, 100));

@@ -278,7 +278,8 @@ impl QuotaListing {
         let columns = ["ID", "BYTES", "HARD", "INODES", "HARD"];
         let mut table = Table::new(columns.map(|column| (column, Side::Right)));
         for ProjectRow { id, enforced: _, bytes, inodes } in &self.projects {
-            let ([bytes, most_bytes], [inodes, most_inodes]) = (bytes.cells(size::show), inodes.cells(number));
+            let ([bytes, most_bytes], [inodes, most_inodes]) =
+                (bytes.cells(size::show), inodes.cells(number));
             table.row([id.to_string(), bytes, most_bytes, inodes, most_inodes]);
         }
         let projects = counted(self.projects.len(), "project");

@@ -53,12 +53,11 @@ fn assert_untouched(directory: &Path) {
 /// Tags the tree and calls `act` once while the walk is in `tree/a/b`.
 fn tag_and_act(fixture: &Fixture, act: impl FnOnce()) -> TreeReport {
     let mut act = Some(act);
-    let report =
-        tag_tree(File::open(fixture.tree()).unwrap().as_fd(), fixture.id, HardLinks::Skip, |_| {
-            if let Some(act) = act.take() {
-                act();
-            }
-        });
+    let report = tag_tree(File::open(fixture.tree()).unwrap().as_fd(), fixture.id, HardLinks::Skip, |_| {
+        if let Some(act) = act.take() {
+            act();
+        }
+    });
     assert!(act.is_none(), "the walk ended before `act` was called");
     report.unwrap()
 }

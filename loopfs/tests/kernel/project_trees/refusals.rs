@@ -113,16 +113,12 @@ fn tagging_ends_despite_id_changes() {
     let sub = File::open(fixture.tree().join("sub")).unwrap();
     let other = ProjectId::new(5205).unwrap();
     let mut passes = 0;
-    let error = tag_tree(
-        File::open(fixture.tree()).unwrap().as_fd(),
-        fixture.id,
-        HardLinks::Skip,
-        |report| {
+    let error =
+        tag_tree(File::open(fixture.tree()).unwrap().as_fd(), fixture.id, HardLinks::Skip, |report| {
             passes = report.passes;
             assign_project(&sub, other).unwrap();
-        },
-    )
-    .unwrap_err();
+        })
+        .unwrap_err();
     assert_eq!((error.kind(), passes), (ErrorKind::Busy, 8));
     drop(sub);
     fixture.end();

@@ -92,8 +92,7 @@ fn projects(state: &State, quotas: &BTreeMap<u32, Usage>) -> Result<()> {
     }
     for (number, volume) in state.volumes.iter().filter(|(_, volume)| volume.form == Form::Directory) {
         let usage = &quotas[&project_of(File::open(path(Entry::Volume(*number)))?)?];
-        let limits =
-            [usage.limits.bytes.map(|bytes| bytes.0), usage.limits.inodes.map(|inodes| inodes.0)];
+        let limits = [usage.limits.bytes.map(|bytes| bytes.0), usage.limits.inodes.map(|inodes| inodes.0)];
         if limits != [Some(volume.capacity), Some(volume.capacity / 16384)] {
             return Err(
                 format!("the limits of v{number} are its capacity {}: {limits:?}", volume.capacity).into()
