@@ -28,8 +28,8 @@ fn causes(directory: &File, needed: Bytes) -> Result<Vec<String>, Box<dyn Error>
         && let Some(usage) = ProjectQuota::of(directory.as_fd()).usage(project)?
     {
         let (bytes, inodes) = (usage.bytes, usage.inodes);
-        let byte_limit = usage.limits.bytes.hard.filter(|limit| bytes.saturating_add(needed) > *limit);
-        let inode_limit = usage.limits.inodes.hard.filter(|limit| inodes >= *limit);
+        let byte_limit = usage.limits.bytes.filter(|limit| bytes.saturating_add(needed) > *limit);
+        let inode_limit = usage.limits.inodes.filter(|limit| inodes >= *limit);
         let reached = byte_limit.map(|limit| format!("{bytes} of {limit}"));
         let reached = reached.into_iter().chain(inode_limit.map(|limit| format!("{inodes} of {limit}")));
         let remedy = "delete files of the project, or raise its limit";

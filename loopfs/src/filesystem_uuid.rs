@@ -24,16 +24,11 @@ impl std::str::FromStr for FilesystemUuid {
     type Err = Error;
 
     fn from_str(text: &str) -> Result<Self> {
-        let wrong = || {
+        let parsed =
+            u128::from_str_radix(&text.replace('-', ""), 16).ok().map(|uuid| Self(uuid.to_be_bytes()));
+        parsed.filter(|uuid| uuid.to_string() == text.to_ascii_lowercase()).ok_or_else(|| {
             Error::new(ErrorKind::InvalidInput, "read file system UUID", format!("{text:?}"), "not a UUID")
-        };
-        let digits: Vec<u8> = text.bytes().filter(|byte| *byte != b'-').collect();
-        if text.len() != 36 || digits.len() != 32 || !digits.iter().all(u8::is_ascii_hexdigit) {
-            return Err(wrong());
-        }
-        let value = u128::from_str_radix(&String::from_utf8_lossy(&digits), 16).or(Err(wrong()))?;
-        let uuid = Self(value.to_be_bytes());
-        if uuid.to_string() == text.to_ascii_lowercase() { Ok(uuid) } else { Err(wrong()) }
+        })
     }
 }
 

@@ -1,17 +1,6 @@
 //! Linux loop devices, XFS project quotas, and a store of volumes built on both.
 //!
-//! # The life of a volume
-//! 1. A program opens a [`volume_store`] on an XFS file system that is mounted with project quotas.
-//! 2. It creates a volume. The store reserves the capacity first. A Filesystem volume is a directory, and the limits of its project
-//!    ([`project_quota`]) are the reservation. A Block volume is an image file.
-//! 3. The volume gets its name by one rename or link, so it appears complete. It is pending until its creator has recorded it elsewhere.
-//! 4. To [`publish`] a volume, the library bind-mounts the directory ([`mount`]), or attaches the image to a loop device
-//!    ([`loop_device`]) and bind-mounts the node of that device.
-//! 5. An expansion raises the limits, or enlarges the image and then the device, while the volume is in use.
-//! 6. Snapshots and clones share blocks with the volume. Each has its own reservation.
-//! 7. The volume is unpublished: unmounted, and detached at the last close of its device.
-//! 8. A deletion renames the volume into the trash. Emptying the trash removes its files, frees the project id and releases the
-//!    reservation. After a crash at any point, [`VolumeStore::recover`](volume_store::VolumeStore::recover) removes what is incomplete.
+//! The documentation of [`volume_store`] describes the states of a volume, and what a crash leaves in each.
 //!
 //! # Features
 //! Each module has a cargo feature of its own, and each feature builds alone:

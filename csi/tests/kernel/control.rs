@@ -14,7 +14,7 @@ use csi_wire::volumes::node_state::Storage;
 use csi_wire::volumes::volumes_client::VolumesClient;
 use csi_wire::volumes::{self, Kind};
 use loopfs::project_quota::ProjectId;
-use loopfs::project_tree::{TagOptions, tag_tree};
+use loopfs::project_tree::{HardLinks, tag_tree};
 use loopfs::volume_store::{VolumeKind, VolumeSpec};
 use loopfs::{Bytes, ErrorKind};
 use nix::fcntl::{Flock, FlockArg};
@@ -337,7 +337,7 @@ fn foreign_files_are_found_and_repaired() {
     fs::create_dir(&directory).unwrap();
     fs::write(directory.join("file"), b"data").unwrap();
     let foreign = ProjectId::new(77).unwrap();
-    tag_tree(File::open(&directory).unwrap(), foreign, &TagOptions::default(), |_| {}).unwrap();
+    tag_tree(File::open(&directory).unwrap(), foreign, HardLinks::Skip, |_| {}).unwrap();
     node.until(|state| state.foreign_files > 0);
     let found = node.runtime.block_on(async {
         let found = node.volumes().list_foreign_files(volumes::ListForeignFilesRequest {}).await.unwrap();

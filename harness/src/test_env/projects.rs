@@ -195,8 +195,8 @@ mod tests {
     #[test]
     fn project_listings_are_parsed() {
         let json = r#"{"enforced": true, "projects": [{"id": 7, "enforced": true,
-            "bytes": {"used": 4096, "soft": null, "hard": 8192, "grace_ends": null},
-            "inodes": {"used": 2, "soft": null, "hard": null, "grace_ends": null}}]}"#;
+            "bytes": {"used": 4096, "hard": 8192},
+            "inodes": {"used": 2, "hard": null}}]}"#;
         let expected = Record { bytes: 4096, inodes: 2, limit: Some(8192) };
         assert_eq!(parse_records(json).unwrap(), [(7, expected)].into());
         let rows = "1048577 ---------------P------ /a b\n    0 ---------------------- /c\n";

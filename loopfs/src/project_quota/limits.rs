@@ -2,7 +2,6 @@
 
 use std::fmt;
 use std::num::NonZeroU32;
-use std::time::{Duration, SystemTime};
 
 use crate::error::{Error, ErrorKind, Explanation, Result};
 use crate::sys::quotactl::{self, DiskQuota};
@@ -47,23 +46,14 @@ pub enum Limit<T> {
     /// Leave it as it is.
     #[default]
     Keep,
-    /// Remove it, the soft one too.
+    /// Remove it.
     Unlimited,
-    /// Set a hard limit and no soft limit. The limit must not be 0, which the kernel interprets as unlimited.
+    /// Set a limit that usage never exceeds. It must not be 0, which the kernel interprets as unlimited.
     Hard(T),
-    /// Set both limits. Usage never exceeds `hard`, and exceeds `soft` only for the grace period of the file system (a week by
-    /// default).
-    ///
-    /// statfs(2) of the directory shows `soft` as its size.
-    SoftHard {
-        /// What may be exceeded for a while; not 0, and not more than `hard`.
-        soft: T,
-        /// What may not be exceeded; not 0.
-        hard: T,
-    },
 }
 
-/// The limits that a caller requests of [`ProjectQuota::set_limits`](super::ProjectQuota::set_limits).
+/// The limits that a caller requests of [`ProjectQuota::set_limits`](super::ProjectQuota::set_limits). A soft limit that another program
+/// has set goes with each change.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Limits {
     /// Bytes: allocated blocks, and those reserved for delayed allocation.
@@ -78,7 +68,7 @@ impl Limits {
     /// Removes all limits.
     pub const UNLIMITED: Self = Self { bytes: Limit::Unlimited, inodes: Limit::Unlimited };
 
-    /// Hard limits on both, no soft ones.
+    /// Limits on both.
     #[must_use]
     pub const fn hard(bytes: Bytes, inodes: Inodes) -> Self {
         Self { bytes: Limit::Hard(bytes), inodes: Limit::Hard(inodes) }
@@ -100,32 +90,18 @@ impl Limits {
     }
 }
 
-/// The limits of one resource as the file system keeps them; None is unlimited.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Bounds<T> {
-    /// What may be exceeded for the grace period.
-    pub soft: Option<T>,
-    /// What may not be exceeded.
-    pub hard: Option<T>,
-}
-
-impl<T> Bounds<T> {
-    /// Neither limit.
-    pub const UNLIMITED: Self = Self { soft: None, hard: None };
-}
-
-/// The limits of a project as the file system keeps them, after its rounding.
+/// The hard limits of a project as the file system keeps them, after its rounding; `None` is unlimited.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StoredLimits {
     /// Bytes; XFS rounds up to its block size.
-    pub bytes: Bounds<Bytes>,
+    pub bytes: Option<Bytes>,
     /// Inodes.
-    pub inodes: Bounds<Inodes>,
+    pub inodes: Option<Inodes>,
 }
 
 impl StoredLimits {
     /// No limits at all.
-    pub const UNLIMITED: Self = Self { bytes: Bounds::UNLIMITED, inodes: Bounds::UNLIMITED };
+    pub const UNLIMITED: Self = Self { bytes: None, inodes: None };
 }
 
 /// What a project uses and may use, as the file system keeps it.
@@ -139,11 +115,6 @@ pub struct Usage {
     pub inodes: Inodes,
     /// The limits, after the file system's rounding.
     pub limits: StoredLimits,
-    /// Set while more than the soft limit of bytes is in use (or more than the hard one, which was lowered):
-    /// from then on the soft limit holds like a hard one. XFS keeps it to four seconds.
-    pub bytes_grace_ends: Option<SystemTime>,
-    /// As for bytes, for inodes.
-    pub inodes_grace_ends: Option<SystemTime>,
 }
 
 impl Usage {
@@ -159,33 +130,15 @@ impl Usage {
             bytes: Bytes::from_basic_blocks(quota.bcount),
             inodes: Inodes(quota.icount),
             limits: StoredLimits {
-                bytes: bounds(quota.blk_softlimit, quota.blk_hardlimit, Bytes::from_basic_blocks),
-                inodes: bounds(quota.ino_softlimit, quota.ino_hardlimit, Inodes),
+                bytes: Some(Bytes::from_basic_blocks(quota.blk_hardlimit)).filter(|limit| *limit != Bytes(0)),
+                inodes: Some(Inodes(quota.ino_hardlimit)).filter(|limit| *limit != Inodes(0)),
             },
-            bytes_grace_ends: timer(quota, quota.btimer, quota.btimer_hi),
-            inodes_grace_ends: timer(quota, quota.itimer, quota.itimer_hi),
         }
     }
 }
 
-fn bounds<T>(soft: u64, hard: u64, unit: fn(u64) -> T) -> Bounds<T> {
-    let bound = |value: u64| (value != 0).then(|| unit(value));
-    Bounds { soft: bound(soft), hard: bound(hard) }
-}
-
-/// The time in a record: seconds since 1970 in 32 bits, or in 40 with `FS_DQ_BIGTIME` (Linux 5.10).
-fn timer(quota: &DiskQuota, low: i32, high: i8) -> Option<SystemTime> {
-    let seconds = if quota.fieldmask & quotactl::FS_DQ_BIGTIME == 0 {
-        i64::from(low)
-    } else {
-        i64::from(high) << 32 | i64::from(low.cast_unsigned())
-    };
-    let seconds = u64::try_from(seconds).ok().filter(|seconds| *seconds != 0)?;
-    SystemTime::UNIX_EPOCH.checked_add(Duration::from_secs(seconds))
-}
-
-/// The request for the kernel. What the kernel would pass over in silence (soft above hard) or take for
-/// something else (0, and so many bytes that its arithmetic wraps round) is refused here.
+/// The request for the kernel. It removes soft limits: statfs(2) would show them as the size. What the kernel would take for something else
+/// (0, and so many bytes that its arithmetic wraps round) is refused here.
 pub(super) fn request(id: ProjectId, limits: Limits) -> Result<DiskQuota> {
     let mut quota = DiskQuota {
         version: quotactl::FS_DQUOT_VERSION,
@@ -194,13 +147,13 @@ pub(super) fn request(id: ProjectId, limits: Limits) -> Result<DiskQuota> {
         ..DiskQuota::default()
     };
     let refuse = |problem: Explanation| Error::new(ErrorKind::InvalidInput, "limit project", id, problem);
-    if let Some((soft, hard)) = numbers(limits.bytes, blocks).map_err(refuse)? {
+    if let Some(blocks) = number(limits.bytes, blocks).map_err(refuse)? {
         quota.fieldmask |= quotactl::FS_DQ_BSOFT | quotactl::FS_DQ_BHARD;
-        (quota.blk_softlimit, quota.blk_hardlimit) = (soft, hard);
+        quota.blk_hardlimit = blocks;
     }
-    if let Some((soft, hard)) = numbers(limits.inodes, |inodes| Some(inodes.0)).map_err(refuse)? {
+    if let Some(inodes) = number(limits.inodes, |inodes| Some(inodes.0)).map_err(refuse)? {
         quota.fieldmask |= quotactl::FS_DQ_ISOFT | quotactl::FS_DQ_IHARD;
-        (quota.ino_softlimit, quota.ino_hardlimit) = (soft, hard);
+        quota.ino_hardlimit = inodes;
     }
     Ok(quota)
 }
@@ -209,26 +162,22 @@ fn blocks(bytes: Bytes) -> Option<u64> {
     bytes.round_up().map(|_| bytes.to_basic_blocks())
 }
 
-/// Soft and hard limit as the kernel counts, None to keep both.
-fn numbers<T: Copy + Ord + fmt::Display>(
+/// The limit as the kernel counts, None to keep it.
+fn number<T: Copy + fmt::Display>(
     limit: Limit<T>,
     unit: impl Fn(T) -> Option<u64>,
-) -> Result<Option<(u64, u64)>, Explanation> {
-    let number = |value: T| match unit(value) {
+) -> Result<Option<u64>, Explanation> {
+    let value = match limit {
+        Limit::Keep => return Ok(None),
+        Limit::Unlimited => return Ok(Some(0)),
+        Limit::Hard(value) => value,
+    };
+    match unit(value) {
         Some(0) => {
             Err(Explanation::of("a limit of 0 means unlimited to the kernel", "say Unlimited for that"))
         }
-        Some(number) => Ok(number),
+        Some(number) => Ok(Some(number)),
         None => Err(format!("{value} are more than any file system can count").into()),
-    };
-    match limit {
-        Limit::Keep => Ok(None),
-        Limit::Unlimited => Ok(Some((0, 0))),
-        Limit::Hard(hard) => Ok(Some((0, number(hard)?))),
-        Limit::SoftHard { soft, hard } if soft > hard => {
-            Err(format!("the soft limit of {soft} is above the hard limit of {hard}").into())
-        }
-        Limit::SoftHard { soft, hard } => Ok(Some((number(soft)?, number(hard)?))),
     }
 }
 
@@ -238,17 +187,11 @@ pub(super) fn honoured(requested: Limits, stored: &StoredLimits) -> bool {
         && kept(requested.inodes, stored.inodes, |stored, requested| stored == requested)
 }
 
-fn kept<T: Copy>(requested: Limit<T>, stored: Bounds<T>, grants: fn(T, T) -> bool) -> bool {
-    let bound = |requested: Option<T>, stored: Option<T>| match (requested, stored) {
-        (None, None) => true,
-        (Some(requested), Some(stored)) => grants(stored, requested),
-        _ => false,
-    };
+fn kept<T>(requested: Limit<T>, stored: Option<T>, grants: fn(T, T) -> bool) -> bool {
     match requested {
         Limit::Keep => true,
-        Limit::Unlimited => bound(None, stored.soft) && bound(None, stored.hard),
-        Limit::Hard(hard) => bound(None, stored.soft) && bound(Some(hard), stored.hard),
-        Limit::SoftHard { soft, hard } => bound(Some(soft), stored.soft) && bound(Some(hard), stored.hard),
+        Limit::Unlimited => stored.is_none(),
+        Limit::Hard(hard) => stored.is_some_and(|stored| grants(stored, hard)),
     }
 }
 
@@ -269,12 +212,11 @@ mod tests {
     const BYTES: u16 = quotactl::FS_DQ_BSOFT | quotactl::FS_DQ_BHARD;
     const INODES: u16 = quotactl::FS_DQ_ISOFT | quotactl::FS_DQ_IHARD;
 
-    fn limit<T: Copy>(kind: u8, soft: T, hard: T) -> Limit<T> {
+    fn limit<T>(kind: u8, hard: T) -> Limit<T> {
         match kind {
             0 => Limit::Keep,
             1 => Limit::Unlimited,
-            2 => Limit::Hard(hard),
-            _ => Limit::SoftHard { soft, hard },
+            _ => Limit::Hard(hard),
         }
     }
 
@@ -282,55 +224,32 @@ mod tests {
         /// The kernel's side is modelled by what it does with a request: store it, rounded up.
         #[test]
         fn limits_rounded_up_are_honoured(
-            (kinds, bytes, inodes) in ((0..4u8, 0..4u8), (1..1u64 << 62, 1..1u64 << 62), (1..u64::MAX, 1..u64::MAX)),
+            (kinds, bytes, inodes) in ((0..3u8, 0..3u8), 1..1u64 << 62, 1..u64::MAX),
         ) {
-            let sorted = |(a, b): (u64, u64)| (a.min(b), a.max(b));
-            let ((soft, hard), (isoft, ihard)) = (sorted(bytes), sorted(inodes));
-            let requested = Limits {
-                bytes: limit(kinds.0, Bytes(soft), Bytes(hard)),
-                inodes: limit(kinds.1, Inodes(isoft), Inodes(ihard)),
-            };
+            let requested =
+                Limits { bytes: limit(kinds.0, Bytes(bytes)), inodes: limit(kinds.1, Inodes(inodes)) };
             let mut quota = request(ID, requested).unwrap();
             prop_assert_eq!(quota.fieldmask & BYTES == 0, kinds.0 == 0);
             prop_assert_eq!(quota.fieldmask & INODES == 0, kinds.1 == 0);
-            quota.blk_softlimit = quota.blk_softlimit.next_multiple_of(8);
+            prop_assert_eq!((quota.blk_softlimit, quota.ino_softlimit), (0, 0));
             quota.blk_hardlimit = quota.blk_hardlimit.next_multiple_of(8);
-            prop_assert!(quota.blk_hardlimit == 0 || quota.blk_hardlimit >= quota.blk_softlimit);
             let stored = Usage::read(ID, &quota).limits;
             prop_assert!(honoured(requested, &stored), "{requested:?} became {stored:?}");
-        }
-
-        #[test]
-        fn soft_limits_above_hard_are_refused(hard in 1..1u64 << 62, more in 1..1u64 << 62) {
-            let bytes = Limit::SoftHard { soft: Bytes(hard + more), hard: Bytes(hard) };
-            let inodes = Limit::SoftHard { soft: Inodes(hard + more), hard: Inodes(hard) };
-            for limits in [Limits { bytes, ..Limits::KEEP }, Limits { inodes, ..Limits::KEEP }] {
-                prop_assert_eq!(request(ID, limits).unwrap_err().kind(), ErrorKind::InvalidInput);
-            }
         }
     }
 
     #[test]
     fn values_with_special_meanings_are_refused() {
-        for bytes in [
-            Limit::Hard(Bytes(0)),
-            Limit::SoftHard { soft: Bytes(0), hard: Bytes(1) },
-            // In units of 512 this would be 2^55, which the kernel multiplies to 0: unlimited.
-            Limit::Hard(Bytes(u64::MAX)),
-        ] {
-            let error = request(ID, Limits { bytes, ..Limits::KEEP }).unwrap_err();
+        // In units of 512, the largest number of bytes would be 2^55, which the kernel multiplies to 0: unlimited.
+        for (bytes, inodes) in [(0, 1), (u64::MAX, 1), (1, 0)] {
+            let error = request(ID, Limits::hard(Bytes(bytes), Inodes(inodes))).unwrap_err();
             assert_eq!(error.kind(), ErrorKind::InvalidInput, "{error}");
         }
-        let inodes = Limit::Hard(Inodes(0));
-        assert!(request(ID, Limits { inodes, ..Limits::KEEP }).is_err());
     }
 
     #[test]
     fn deviating_limits_are_not_honoured() {
-        let stored = |bytes: u64, inodes: u64| StoredLimits {
-            bytes: Bounds { soft: None, hard: Some(Bytes(bytes)) },
-            inodes: Bounds { soft: None, hard: Some(Inodes(inodes)) },
-        };
+        let stored = |bytes, inodes| StoredLimits { bytes: Some(Bytes(bytes)), inodes: Some(Inodes(inodes)) };
         let requested = Limits::hard(Bytes(4096), Inodes(10));
         assert!(honoured(requested, &stored(4096, 10)));
         assert!(!honoured(requested, &stored(4095, 10)));
@@ -338,26 +257,5 @@ mod tests {
         assert!(!honoured(requested, &StoredLimits::UNLIMITED));
         assert!(!honoured(Limits::UNLIMITED, &stored(4096, 10)));
         assert!(honoured(Limits::KEEP, &stored(4096, 10)));
-        let with_soft = StoredLimits {
-            bytes: Bounds { soft: Some(Bytes(512)), hard: Some(Bytes(4096)) },
-            ..stored(4096, 10)
-        };
-        assert!(!honoured(requested, &with_soft), "statfs would show the soft limit");
-    }
-
-    #[test]
-    fn grace_periods_can_have_forty_bits() {
-        let at = |seconds| SystemTime::UNIX_EPOCH + Duration::from_secs(seconds);
-        let mut quota = DiskQuota { btimer: -2, btimer_hi: 1, ..DiskQuota::default() };
-        assert_eq!(
-            Usage::read(ID, &quota).bytes_grace_ends,
-            None,
-            "without the flag the high part is padding"
-        );
-        quota.fieldmask = quotactl::FS_DQ_BIGTIME;
-        assert_eq!(Usage::read(ID, &quota).bytes_grace_ends, Some(at(0x1_ffff_fffe)));
-        assert_eq!(Usage::read(ID, &quota).inodes_grace_ends, None);
-        quota = DiskQuota { itimer: 1_800_000_000, ..DiskQuota::default() };
-        assert_eq!(Usage::read(ID, &quota).inodes_grace_ends, Some(at(1_800_000_000)));
     }
 }

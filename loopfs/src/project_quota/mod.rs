@@ -17,7 +17,7 @@ mod quota;
 mod search;
 
 pub use ids::{ProjectIds, Reclaimed, Release};
-pub use limits::{Bounds, Limit, Limits, ProjectId, StoredLimits, Usage};
+pub use limits::{Limit, Limits, ProjectId, StoredLimits, Usage};
 #[cfg(feature = "__tests")]
 pub(crate) use quota::set_project;
 pub use quota::{Enforcement, ProjectQuota, assign_project, project_of};

@@ -195,12 +195,4 @@ mod tests {
         let queries: usize = (0..1000).map(|_| (model.find(&range, None), model.queries).1).sum();
         assert!(queries <= 1050, "{queries} queries for 1000 ids with 0.6 % in use");
     }
-
-    #[test]
-    fn the_last_gap_is_found() {
-        let range = 1..=100_000;
-        let mut used: BTreeSet<u32> = range.clone().collect();
-        used.remove(&50_000);
-        assert_eq!(Model::new(used, &range, 7).find(&range, Some(1)), Some(50_000));
-    }
 }

@@ -8,7 +8,7 @@ use nix::sys::stat::{FileStat, fstat};
 use super::flags::{FREEZING, Flags};
 use super::hard_links::HardLinkRecords;
 use super::inode::{Inode, InodeKind};
-use super::skipped::{Skipped, SpecialFiles};
+use super::skipped::Skipped;
 use super::target::{OpContext, OpError, RECORD_LINKS, SHARE, TargetTree};
 use super::walk::{EntryPath, REPORT_EVERY, Visitor, WalkOutcome, walk};
 use crate::error::{Error, ErrorKind, Explanation, Result};
@@ -25,8 +25,8 @@ pub struct CloneReport {
     pub directories: u64,
     /// Number of regular files created.
     pub files: u64,
-    /// Special files and symbolic links created.
-    pub special_files: SpecialFiles,
+    /// Number of symbolic links, sockets, FIFOs and devices created.
+    pub special_files: u64,
     /// Number of additional hard links created.
     pub hard_links: u64,
     /// Entries that are not in the clone. [`Skipped::refused`](field@Skipped::refused) also counts directories, and files with
@@ -192,8 +192,10 @@ impl<P: FnMut(&CloneReport) -> Result<()>> Cloning<P> {
     }
 
     fn count(&mut self, kind: InodeKind) {
-        self.report.files += u64::from(kind == InodeKind::File);
-        self.report.special_files.count(kind);
+        match kind {
+            InodeKind::File => self.report.files += 1,
+            _ => self.report.special_files += 1,
+        }
     }
 
     fn refused(&mut self, refusal: OpError, at: &EntryPath<'_>) -> Result<()> {
@@ -218,7 +220,7 @@ impl<P: FnMut(&CloneReport) -> Result<()>> Visitor for Cloning<P> {
         }
         let status = fstat(inode.held)
             .map_err(|errno| failure(OpError { operation: "read the status of", errno }, at))?;
-        if directory && !at.is_root() && self.is_target(&status) {
+        if directory && !at.is_root() && self.target.is_root(&status) {
             let detail = "the target directory is inside it";
             return Err(Error::new(ErrorKind::InvalidInput, "clone", "a directory tree", detail));
         }
@@ -233,15 +235,12 @@ impl<P: FnMut(&CloneReport) -> Result<()>> Visitor for Cloning<P> {
         self.refused(refusal, at)
     }
 
-    fn mount(&mut self, at: &EntryPath<'_>) -> Result<()> {
-        if self.skipped == 0 {
-            self.report.skipped.mount(at);
-        }
-        Ok(())
-    }
-
     fn unreadable(&mut self, errno: Errno, at: &EntryPath<'_>) -> Result<()> {
-        if self.skipped > 0 { Ok(()) } else { self.refused(OpError { operation: "open", errno }, at) }
+        match errno {
+            _ if self.skipped > 0 => Ok(()),
+            Errno::EXDEV => self.report.skipped.unreadable(errno, at),
+            _ => self.refused(OpError { operation: "open", errno }, at),
+        }
     }
 
     fn left(&mut self, at: &EntryPath<'_>) -> Result<()> {
@@ -253,14 +252,6 @@ impl<P: FnMut(&CloneReport) -> Result<()>> Visitor for Cloning<P> {
             Ok(()) => Ok(()),
             Err(refusal) => self.refused(refusal, at),
         }
-    }
-}
-
-impl<P: FnMut(&CloneReport) -> Result<()>> Cloning<P> {
-    fn is_target(&self, status: &FileStat) -> bool {
-        self.target
-            .root_status()
-            .is_ok_and(|target| (target.st_dev, target.st_ino) == (status.st_dev, status.st_ino))
     }
 }
 

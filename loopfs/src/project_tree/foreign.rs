@@ -85,12 +85,8 @@ impl Visitor for Searching<'_> {
         Ok(())
     }
 
-    fn mount(&mut self, _: &EntryPath<'_>) -> Result<()> {
-        Ok(())
-    }
-
-    fn unreadable(&mut self, _: Errno, _: &EntryPath<'_>) -> Result<()> {
-        self.found.complete = false;
+    fn unreadable(&mut self, errno: Errno, _: &EntryPath<'_>) -> Result<()> {
+        self.found.complete &= errno == Errno::EXDEV;
         Ok(())
     }
 }

@@ -8,9 +8,12 @@ use nix::fcntl::{OFlag, OpenHow, ResolveFlag, open, openat, openat2};
 use nix::sys::stat::{FileStat, Mode, fstat};
 
 use super::flags::{CHOSEN, Flags};
+use crate::descriptor::reopen;
 use crate::error::{Context, Result};
 use crate::sys::fsxattr::{self, FS_XFLAG_PROJINHERIT};
 use crate::sys::{file_attr, generation};
+
+const INHERIT: u64 = FS_XFLAG_PROJINHERIT as u64;
 
 /// The type of an inode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -18,9 +21,8 @@ pub(super) enum InodeKind {
     Directory,
     File,
     Symlink,
-    Socket,
-    Fifo,
-    Device,
+    /// A socket, FIFO or device.
+    Special,
 }
 
 impl InodeKind {
@@ -29,9 +31,7 @@ impl InodeKind {
             libc::S_IFDIR => Self::Directory,
             libc::S_IFREG => Self::File,
             libc::S_IFLNK => Self::Symlink,
-            libc::S_IFSOCK => Self::Socket,
-            libc::S_IFIFO => Self::Fifo,
-            _ => Self::Device,
+            _ => Self::Special,
         }
     }
 }
@@ -142,14 +142,12 @@ pub(super) struct Inode<'a> {
 }
 
 enum InodeAccess<'a> {
-    Directory(BorrowedFd<'a>),
+    /// A directory, which is held open.
+    Directory,
     /// Before Linux 6.17: a regular file, which can be opened without side effects.
     Open(OwnedFd),
-    /// From Linux 6.17 on: any inode that is not a directory.
-    Link {
-        links: BorrowedFd<'a>,
-        held: &'a OwnedFd,
-    },
+    /// From Linux 6.17 on: any inode that is not a directory, by its link in this directory.
+    Link(BorrowedFd<'a>),
     /// Before Linux 6.17: a special file or symbolic link, whose attributes cannot be accessed.
     OutOfReach,
 }
@@ -158,7 +156,7 @@ impl<'a> Inode<'a> {
     /// Creates the inode of a directory that is open for reading.
     pub(super) fn directory(directory: &'a OwnedFd) -> Self {
         let held = directory.as_fd();
-        Self { kind: InodeKind::Directory, links: 1, held, access: InodeAccess::Directory(held) }
+        Self { kind: InodeKind::Directory, links: 1, held, access: InodeAccess::Directory }
     }
 
     /// Creates an inode that is not a directory, held by an `O_PATH` descriptor. A regular file is opened with `O_NONBLOCK`,
@@ -170,7 +168,7 @@ impl<'a> Inode<'a> {
     ) -> std::result::Result<Self, Errno> {
         let kind = InodeKind::of(status.st_mode);
         let access = if attributes.by_path {
-            InodeAccess::Link { links: attributes.links.as_fd(), held }
+            InodeAccess::Link(attributes.links())
         } else if kind == InodeKind::File {
             let flags = OFlag::O_RDONLY | OFlag::O_NONBLOCK | OFlag::O_NOCTTY | OFlag::O_CLOEXEC;
             let link = AttributeAccess::link(held);
@@ -184,131 +182,94 @@ impl<'a> Inode<'a> {
 
     /// Opens a regular file for reading, with `O_NOATIME` if the caller is permitted to use it. Returns EAGAIN if its owner has
     /// a lease on it.
-    pub(super) fn open_file(&self) -> std::result::Result<Reading<'_>, Errno> {
-        let InodeAccess::Link { links, held } = &self.access else {
-            return match &self.access {
-                InodeAccess::Open(file) => Ok(Reading::Borrowed(file.as_fd())),
-                _ => Err(Errno::EBADF),
-            };
-        };
-        let flags = OFlag::O_RDONLY | OFlag::O_NONBLOCK | OFlag::O_NOCTTY | OFlag::O_CLOEXEC;
-        let open = |flags| {
-            openat(links, AttributeAccess::link(*held).as_c_str(), flags, Mode::empty()).map(Reading::Owned)
-        };
-        match open(flags | OFlag::O_NOATIME) {
-            Err(Errno::EPERM) => open(flags),
+    pub(super) fn open_file(&self) -> std::result::Result<OwnedFd, Errno> {
+        if self.kind != InodeKind::File {
+            return Err(Errno::EBADF);
+        }
+        let flags = OFlag::O_RDONLY | OFlag::O_NONBLOCK | OFlag::O_NOCTTY;
+        match reopen(self.held, flags | OFlag::O_NOATIME) {
+            Err(Errno::EPERM) => reopen(self.held, flags),
             other => other,
         }
     }
 
     /// Returns its project id, or `None` if this kernel or file system cannot read it for this type of inode.
     pub(super) fn project(&self) -> std::result::Result<Option<InodeProject>, Errno> {
-        let stored = match &self.access {
-            InodeAccess::Directory(directory) => Stored::Open(fsxattr::get(directory)?),
-            InodeAccess::Open(file) => Stored::Open(fsxattr::get(file)?),
-            InodeAccess::Link { links, held } => match file_attr::get(links, &AttributeAccess::link(*held)) {
+        let attributes = match &self.access {
+            InodeAccess::Directory => common(&fsxattr::get(self.held)?),
+            InodeAccess::Open(file) => common(&fsxattr::get(file)?),
+            InodeAccess::Link(links) => match file_attr::get(links, &AttributeAccess::link(self.held)) {
                 Err(Errno::EOPNOTSUPP | Errno::ENOTTY) if self.kind != InodeKind::File => return Ok(None),
-                read => Stored::Path(read?),
+                read => read?,
             },
             InodeAccess::OutOfReach => return Ok(None),
         };
-        Ok(Some(InodeProject { stored }))
+        Ok(Some(InodeProject(attributes)))
     }
 
     /// Writes the attributes of `project` to the inode. Attributes that [`InodeProject`] did not change keep the values that were
     /// read.
     pub(super) fn set(&self, project: &InodeProject) -> std::result::Result<(), Errno> {
-        match (&self.access, &project.stored) {
-            (InodeAccess::Directory(directory), Stored::Open(stored)) => fsxattr::set(directory, stored),
-            (InodeAccess::Open(file), Stored::Open(stored)) => fsxattr::set(file, stored),
-            (InodeAccess::Link { links, held }, Stored::Path(stored)) => {
-                file_attr::set(links, &AttributeAccess::link(*held), stored)
-            }
-            _ => Err(Errno::EOPNOTSUPP),
+        match &self.access {
+            InodeAccess::Directory => fsxattr::set(self.held, &for_ioctl(&project.0)),
+            InodeAccess::Open(file) => fsxattr::set(file, &for_ioctl(&project.0)),
+            InodeAccess::Link(links) => file_attr::set(links, &AttributeAccess::link(self.held), &project.0),
+            InodeAccess::OutOfReach => Err(Errno::EOPNOTSUPP),
         }
     }
 }
 
-/// A file open for reading.
-pub(super) enum Reading<'a> {
-    Borrowed(BorrowedFd<'a>),
-    Owned(OwnedFd),
+/// Returns what `FS_IOC_FSGETXATTR` has read in the form of file_getattr(2).
+fn common(read: &fsxattr::fsxattr) -> file_attr::file_attr {
+    file_attr::file_attr {
+        fa_xflags: read.fsx_xflags.into(),
+        fa_extsize: read.fsx_extsize,
+        fa_nextents: read.fsx_nextents,
+        fa_projid: read.fsx_projid,
+        fa_cowextsize: read.fsx_cowextsize,
+    }
 }
 
-impl AsFd for Reading<'_> {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        match self {
-            Self::Borrowed(file) => *file,
-            Self::Owned(file) => file.as_fd(),
-        }
+/// Returns what `FS_IOC_FSSETXATTR` writes. Its flags have 32 bits, as those that [`common`] has converted.
+fn for_ioctl(attributes: &file_attr::file_attr) -> fsxattr::fsxattr {
+    fsxattr::fsxattr {
+        fsx_xflags: attributes.fa_xflags as u32,
+        fsx_extsize: attributes.fa_extsize,
+        fsx_nextents: attributes.fa_nextents,
+        fsx_projid: attributes.fa_projid,
+        fsx_cowextsize: attributes.fa_cowextsize,
+        fsx_pad: [0; 8],
     }
 }
 
 /// The project of an inode, with the attributes that are written along with it.
 #[derive(Clone, Copy)]
-pub(super) struct InodeProject {
-    stored: Stored,
-}
-
-#[derive(Clone, Copy)]
-enum Stored {
-    Open(fsxattr::fsxattr),
-    Path(file_attr::file_attr),
-}
+pub(super) struct InodeProject(file_attr::file_attr);
 
 impl InodeProject {
     pub(super) fn id(&self) -> u32 {
-        match &self.stored {
-            Stored::Open(stored) => stored.fsx_projid,
-            Stored::Path(stored) => stored.fa_projid,
-        }
+        self.0.fa_projid
     }
 
     /// Returns `true` if new files in the directory inherit its id.
     pub(super) fn inherits(&self) -> bool {
-        match &self.stored {
-            Stored::Open(stored) => stored.fsx_xflags & FS_XFLAG_PROJINHERIT != 0,
-            Stored::Path(stored) => stored.fa_xflags & u64::from(FS_XFLAG_PROJINHERIT) != 0,
-        }
+        self.0.fa_xflags & INHERIT != 0
     }
 
     pub(super) fn flags(&self) -> Flags {
-        match &self.stored {
-            Stored::Open(stored) => {
-                Flags::new(stored.fsx_xflags.into(), stored.fsx_extsize, stored.fsx_cowextsize)
-            }
-            Stored::Path(stored) => Flags::new(stored.fa_xflags, stored.fa_extsize, stored.fa_cowextsize),
-        }
+        Flags::new(self.0.fa_xflags, self.0.fa_extsize, self.0.fa_cowextsize)
     }
 
     /// Returns a copy with the flags of the owner replaced and the project unchanged.
     pub(super) fn with_flags(mut self, flags: Flags) -> Self {
-        match &mut self.stored {
-            Stored::Open(stored) => {
-                stored.fsx_xflags = stored.fsx_xflags & !CHOSEN | flags.bits();
-                (stored.fsx_extsize, stored.fsx_cowextsize) = flags.hints();
-            }
-            Stored::Path(stored) => {
-                stored.fa_xflags = stored.fa_xflags & !u64::from(CHOSEN) | u64::from(flags.bits());
-                (stored.fa_extsize, stored.fa_cowextsize) = flags.hints();
-            }
-        }
+        self.0.fa_xflags = self.0.fa_xflags & !u64::from(CHOSEN) | u64::from(flags.bits());
+        (self.0.fa_extsize, self.0.fa_cowextsize) = flags.hints();
         self
     }
 
     pub(super) fn with(mut self, id: u32, inherits: bool) -> Self {
-        let flag = |set: bool| if set { FS_XFLAG_PROJINHERIT } else { 0 };
-        match &mut self.stored {
-            Stored::Open(stored) => {
-                stored.fsx_projid = id;
-                stored.fsx_xflags = stored.fsx_xflags & !FS_XFLAG_PROJINHERIT | flag(inherits);
-            }
-            Stored::Path(stored) => {
-                stored.fa_projid = id;
-                stored.fa_xflags =
-                    stored.fa_xflags & !u64::from(FS_XFLAG_PROJINHERIT) | u64::from(flag(inherits));
-            }
-        }
+        self.0.fa_projid = id;
+        self.0.fa_xflags = self.0.fa_xflags & !INHERIT | if inherits { INHERIT } else { 0 };
         self
     }
 }
@@ -327,33 +288,12 @@ mod tests {
             fsx_cowextsize: 4,
             fsx_pad: [0; 8],
         };
-        let project = InodeProject { stored: Stored::Open(read) };
+        let project = InodeProject(common(&read));
         assert_eq!((project.id(), project.inherits()), (3, false));
         let changed = project.with(9, true);
         assert_eq!((changed.id(), changed.inherits()), (9, true));
-        let Stored::Open(back) = changed.with(3, false).stored else { panic!("another form") };
-        assert_eq!((back.fsx_xflags, back.fsx_projid, back.fsx_extsize), (0x8000_0008, 3, 1));
-        let read = file_attr::file_attr {
-            fa_xflags: 1 << 40,
-            fa_extsize: 1,
-            fa_nextents: 2,
-            fa_projid: 3,
-            fa_cowextsize: 4,
-        };
-        let changed = InodeProject { stored: Stored::Path(read) }.with(9, true);
-        assert_eq!((changed.id(), changed.inherits()), (9, true));
-        let Stored::Path(back) = changed.with(3, false).stored else { panic!("another form") };
-        assert_eq!((back.fa_xflags, back.fa_projid, back.fa_cowextsize), (1 << 40, 3, 4));
-    }
-
-    #[test]
-    fn kinds_follow_the_mode() {
-        let kinds = [libc::S_IFDIR, libc::S_IFREG, libc::S_IFLNK, libc::S_IFSOCK, libc::S_IFIFO]
-            .map(|mode| InodeKind::of(mode | 0o644));
-        assert_eq!(
-            kinds,
-            [InodeKind::Directory, InodeKind::File, InodeKind::Symlink, InodeKind::Socket, InodeKind::Fifo]
-        );
-        assert_eq!([libc::S_IFCHR, libc::S_IFBLK].map(InodeKind::of), [InodeKind::Device; 2]);
+        let back = for_ioctl(&changed.with(3, false).0);
+        assert_eq!((back.fsx_xflags, back.fsx_projid), (0x8000_0008, 3));
+        assert_eq!((back.fsx_extsize, back.fsx_nextents, back.fsx_cowextsize), (1, 2, 4));
     }
 }

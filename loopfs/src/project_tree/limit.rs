@@ -5,7 +5,7 @@ use std::ops::RangeInclusive;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::fs::OpenOptionsExt;
 
-use super::tag::{TagOptions, TreeReport, clear_project, tag_tree};
+use super::tag::{HardLinks, TreeReport, clear_tree, tag_tree};
 use crate::error::{Context, Error, ErrorKind, Result};
 use crate::project_quota::{Limits, ProjectId, ProjectIds, ProjectQuota, Release, project_of};
 
@@ -56,7 +56,7 @@ pub fn limit_directory(directory: impl AsFd, limits: Limits) -> Result<TreeRepor
             }
         }
     };
-    let report = tag_tree(directory, id, &TagOptions::default(), |_| {})?;
+    let report = tag_tree(directory, id, HardLinks::Skip, |_| {})?;
     nix::unistd::syncfs(directory).context("sync the file system of", OBJECT)?;
     Ok(report)
 }
@@ -75,7 +75,7 @@ pub fn unlimit_directory(directory: impl AsFd) -> Result<Release> {
     let directory = directory.as_fd();
     let ids = allocator(directory, OPERATION)?;
     let Some(id) = own_project(directory, &ids, OPERATION)? else { return Ok(Release::Freed) };
-    clear_project(directory, id)?;
+    clear_tree(directory, id)?;
     nix::unistd::syncfs(directory).context("sync the file system of", OBJECT)?;
     ids.release(id)
 }

@@ -35,5 +35,5 @@ pub(crate) use clone::try_clone_tree;
 pub use clone::{CloneReport, clone_tree};
 pub(crate) use foreign::{ForeignInodes, find_foreign};
 pub use limit::{LIMITED_DIRECTORIES, limit_directory, unlimit_directory};
-pub use skipped::{SkipReason, Skipped, SkippedEntry, SpecialFiles};
-pub use tag::{HardLinks, TagOptions, TreeReport, clear_tree, tag_tree};
+pub use skipped::{SkipReason, Skipped, SkippedEntry};
+pub use tag::{HardLinks, TreeReport, clear_tree, tag_tree};

@@ -5,41 +5,10 @@ use std::path::PathBuf;
 
 use nix::errno::Errno;
 
-use super::inode::{Inode, InodeKind, InodeProject};
+use super::inode::{Inode, InodeProject};
 use super::walk::EntryPath;
 use crate::error::{Error, Result};
 use crate::project_quota::{Interface, explain};
-
-/// Inodes that are neither directories nor regular files.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct SpecialFiles {
-    /// Symbolic links.
-    pub symlinks: u64,
-    /// Sockets.
-    pub sockets: u64,
-    /// FIFOs.
-    pub fifos: u64,
-    /// Block and character devices, including the whiteouts of an overlay, which are character devices.
-    pub devices: u64,
-}
-
-impl SpecialFiles {
-    /// Returns the number of all special files.
-    #[must_use]
-    pub fn total(&self) -> u64 {
-        self.symlinks + self.sockets + self.fifos + self.devices
-    }
-
-    pub(super) fn count(&mut self, kind: InodeKind) {
-        match kind {
-            InodeKind::Symlink => self.symlinks += 1,
-            InodeKind::Socket => self.sockets += 1,
-            InodeKind::Fifo => self.fifos += 1,
-            InodeKind::Device => self.devices += 1,
-            InodeKind::Directory | InodeKind::File => {}
-        }
-    }
-}
 
 /// The reason why an entry of a tree was skipped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -69,10 +38,10 @@ pub struct Skipped {
     /// Number of names of files with several hard links that are not in the project. Some of the links may be outside the
     /// tree.
     pub hard_links: u64,
-    /// Special files whose project id can neither be read nor set. These are all special files before Linux 6.17, which
-    /// introduced the calls, and those whose file system stores no id for them. If they were created in a tagged directory,
-    /// they are nevertheless in its project.
-    pub special_files: SpecialFiles,
+    /// Number of symbolic links, sockets, FIFOs and devices whose project id can neither be read nor set. These are all of them
+    /// before Linux 6.17, which introduced the calls, and those whose file system stores no id for them. If they were created in
+    /// a tagged directory, they are nevertheless in its project.
+    pub special_files: u64,
     /// Number of mount points. The walk visited neither the mounted tree nor the covered one.
     pub mounts: u64,
     /// Number of entries that the kernel refused to open, read or change. A directory counts once, together with its
@@ -90,7 +59,7 @@ impl Skipped {
     /// Returns `true` if no entry was skipped.
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        self.hard_links == 0 && self.special_files.total() == 0 && self.mounts == 0 && self.refused == 0
+        self.hard_links == 0 && self.special_files == 0 && self.mounts == 0 && self.refused == 0
     }
 
     /// Returns the project of an inode. Returns `None` after counting the inode as skipped, if its project cannot be read.
@@ -104,7 +73,7 @@ impl Skipped {
     ) -> Result<Option<InodeProject>> {
         match inode.project() {
             Ok(Some(project)) => return Ok(Some(project)),
-            Ok(None) => self.special_files.count(inode.kind),
+            Ok(None) => self.special_files += 1,
             Err(errno) => self.refused("read the project id of", errno, at)?,
         }
         Ok(None)
@@ -115,9 +84,17 @@ impl Skipped {
         self.example(at, SkipReason::HardLink);
     }
 
-    pub(super) fn mount(&mut self, at: &EntryPath<'_>) {
+    /// Counts an entry that the walk could not open. EXDEV: it is a mount point.
+    ///
+    /// # Errors
+    /// As [`refused`](Self::refused()).
+    pub(super) fn unreadable(&mut self, errno: Errno, at: &EntryPath<'_>) -> Result<()> {
+        if errno != Errno::EXDEV {
+            return self.refused("open", errno, at);
+        }
         self.mounts += 1;
         self.example(at, SkipReason::Mount);
+        Ok(())
     }
 
     /// Counts an error that concerns only one inode. Any other error, and every error at the root, is returned and ends the
@@ -176,32 +153,14 @@ mod tests {
     #[test]
     fn a_nonzero_count_is_not_empty() {
         assert!(Skipped::default().is_empty());
-        let one = SpecialFiles { fifos: 1, ..SpecialFiles::default() };
         for skipped in [
             Skipped { hard_links: 1, ..Skipped::default() },
-            Skipped { special_files: one, ..Skipped::default() },
+            Skipped { special_files: 1, ..Skipped::default() },
             Skipped { mounts: 1, ..Skipped::default() },
             Skipped { refused: 1, ..Skipped::default() },
         ] {
             assert!(!skipped.is_empty(), "{skipped:?}");
         }
-    }
-
-    #[test]
-    fn special_files_are_counted_by_type() {
-        let mut counted = SpecialFiles::default();
-        for kind in [
-            InodeKind::Symlink,
-            InodeKind::Socket,
-            InodeKind::Fifo,
-            InodeKind::Device,
-            InodeKind::File,
-            InodeKind::Directory,
-        ] {
-            counted.count(kind);
-        }
-        assert_eq!(counted, SpecialFiles { symlinks: 1, sockets: 1, fifos: 1, devices: 1 });
-        assert_eq!(counted.total(), 4);
     }
 
     #[test]

@@ -25,25 +25,10 @@ pub enum HardLinks {
     Skip,
     /// Put the file into the project. This is for trees without hard links from outside.
     Tag,
-    /// Fail with [`ErrorKind::InvalidInput`]. The call searches the tree for such files before it changes anything.
-    Refuse,
 }
 
-/// Options for tagging a tree.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct TagOptions {
-    /// The treatment of files with several hard links. The default is [`HardLinks::Skip`].
-    pub hard_links: HardLinks,
-    /// The maximum number of passes through the tree until a pass finds nothing to change. The default is 8. A tree with
-    /// anything to change needs at least 2 passes.
-    pub most_passes: u32,
-}
-
-impl Default for TagOptions {
-    fn default() -> Self {
-        Self { hard_links: HardLinks::default(), most_passes: 8 }
-    }
-}
+/// The maximum number of passes through the tree until a pass finds nothing to change. A tree with anything to change needs at least 2.
+const MOST_PASSES: u32 = 8;
 
 /// The result of tagging a tree.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -74,11 +59,9 @@ pub struct TreeReport {
 /// mounted on /proc.
 ///
 /// # Errors
-/// [`ErrorKind::Busy`]: another process kept changing ids, or moving directories, through
-/// [`TagOptions::most_passes`]. [`ErrorKind::InvalidInput`]: that is 0, or a file has several hard
-/// links, and the caller chose [`HardLinks::Refuse`]. EROFS, as [`ErrorKind::ReadOnly`]: the mount is read-only. EPERM, as
-/// [`ErrorKind::PermissionDenied`]: the caller neither owns the root nor has `CAP_FOWNER`. EACCES, as
-/// [`ErrorKind::PermissionDenied`]: the caller may not read the root. EINVAL or EPERM, as [`ErrorKind::InUserNamespace`]:
+/// [`ErrorKind::Busy`]: another process kept changing ids, or moving directories, through 8 passes. EROFS, as
+/// [`ErrorKind::ReadOnly`]: the mount is read-only. EPERM, as [`ErrorKind::PermissionDenied`]: the caller neither owns the root
+/// nor has `CAP_FOWNER`. EACCES, as [`ErrorKind::PermissionDenied`]: the caller may not read the root. EINVAL or EPERM, as [`ErrorKind::InUserNamespace`]:
 /// project ids can be changed only in the initial user namespace. ENOTTY or EOPNOTSUPP, as [`ErrorKind::Unsupported`]: the
 /// file system has no project ids. ENOTDIR, as [`ErrorKind::InvalidInput`]: `root` is not a directory. ENOENT, as
 /// [`ErrorKind::NotFound`]: proc(5) is not mounted on /proc. After an error, the inodes that were tagged before stay tagged,
@@ -89,58 +72,51 @@ pub struct TreeReport {
 pub fn tag_tree(
     root: impl AsFd,
     id: ProjectId,
-    options: &TagOptions,
+    hard_links: HardLinks,
     progress: impl FnMut(&TreeReport),
 ) -> Result<TreeReport> {
-    Tagging { id: id.get(), inherit: true, only: None, options, progress, report: TreeReport::default() }
+    Tagging { id: id.get(), inherit: true, only: None, hard_links, progress, report: TreeReport::default() }
         .run(root.as_fd())
 }
 
-/// Removes the tree below `root` from any project: sets id 0, and clears the project inheritance flag of each directory.
+/// Removes the inodes of one project below `root` from it, under all their names: sets id 0, and clears the project inheritance flag of
+/// each directory. The root comes last, so after a crash it still shows the project.
 ///
 /// # Errors
-/// As [`tag_tree`].
+/// As [`tag_tree`]. EBADF, as [`ErrorKind::InvalidInput`]: `root` is an `O_PATH` descriptor.
 #[doc(alias = "xfs_quota project -C")]
-pub fn clear_tree(root: impl AsFd, options: &TagOptions) -> Result<TreeReport> {
-    let report = TreeReport::default();
-    Tagging { id: 0, inherit: false, only: None, options, progress: |_: &TreeReport| {}, report }
-        .run(root.as_fd())
-}
-
-/// Removes the inodes of one project below `root` from it, under all their names. The root comes last, so after a crash it still shows
-/// the project.
-pub(super) fn clear_project(root: BorrowedFd<'_>, id: ProjectId) -> Result<()> {
-    let options = TagOptions { hard_links: HardLinks::Tag, ..TagOptions::default() };
-    let report = TreeReport::default();
-    let only = Some(id.get());
-    Tagging { id: 0, inherit: false, only, options: &options, progress: |_: &TreeReport| {}, report }
-        .run(root)?;
+pub fn clear_tree(root: impl AsFd, id: ProjectId) -> Result<()> {
+    let root = root.as_fd();
+    Tagging {
+        id: 0,
+        inherit: false,
+        only: Some(id.get()),
+        hard_links: HardLinks::Tag,
+        progress: |_: &TreeReport| {},
+        report: TreeReport::default(),
+    }
+    .run(root)?;
     fsxattr::get(root)
-        .and_then(|read| fsxattr::set(root, &fsxattr::fsxattr { fsx_projid: 0, ..read }))
+        .and_then(|read| match read.fsx_projid == id.get() {
+            true => fsxattr::set(root, &fsxattr::fsxattr { fsx_projid: 0, ..read }),
+            false => Ok(()),
+        })
         .context("set the project id of", "the root of a directory tree")
 }
 
-struct Tagging<'a, P> {
+struct Tagging<P> {
     id: u32,
     /// If it is set, only inodes with this id are changed, and the root keeps it.
     only: Option<u32>,
     inherit: bool,
-    options: &'a TagOptions,
+    hard_links: HardLinks,
     progress: P,
     report: TreeReport,
 }
 
-impl<P: FnMut(&TreeReport)> Tagging<'_, P> {
+impl<P: FnMut(&TreeReport)> Tagging<P> {
     fn run(mut self, root: BorrowedFd<'_>) -> Result<TreeReport> {
-        if self.options.most_passes == 0 {
-            let cause = "TagOptions::most_passes is 0";
-            return Err(Error::new(ErrorKind::InvalidInput, "tag", "a directory tree", cause)
-                .with_remedy("allow at least 2 passes"));
-        }
-        if self.options.hard_links == HardLinks::Refuse {
-            walk(root, &mut Survey { id: self.id })?;
-        }
-        while self.report.passes < self.options.most_passes {
+        while self.report.passes < MOST_PASSES {
             let changed = self.report.changed;
             self.report = TreeReport { passes: self.report.passes + 1, changed, ..TreeReport::default() };
             let outcome = walk(root, &mut self)?;
@@ -149,13 +125,13 @@ impl<P: FnMut(&TreeReport)> Tagging<'_, P> {
                 return Ok(self.report);
             }
         }
-        let cause = format!("there was still something to change after {} passes", self.report.passes);
+        let cause = format!("there was still something to change after {MOST_PASSES} passes");
         Err(Error::new(ErrorKind::Busy, "tag", "a directory tree", cause)
-            .with_remedy("tag it again, with more TagOptions::most_passes"))
+            .with_remedy("tag it again, or stop the program that changes it"))
     }
 }
 
-impl<P: FnMut(&TreeReport)> Visitor for Tagging<'_, P> {
+impl<P: FnMut(&TreeReport)> Visitor for Tagging<P> {
     fn visit(&mut self, inode: &Inode<'_>, at: &EntryPath<'_>) -> Result<()> {
         let directory = inode.kind == InodeKind::Directory;
         self.report.names += 1;
@@ -172,15 +148,9 @@ impl<P: FnMut(&TreeReport)> Visitor for Tagging<'_, P> {
         if project.id() == id && (!directory || project.inherits() == self.inherit) {
             return Ok(());
         }
-        if inode.links > 1 {
-            match self.options.hard_links {
-                HardLinks::Tag => {}
-                HardLinks::Skip => {
-                    skipped.hard_link(at);
-                    return Ok(());
-                }
-                HardLinks::Refuse => return Err(has_further_names(at)),
-            }
+        if inode.links > 1 && self.hard_links == HardLinks::Skip {
+            skipped.hard_link(at);
+            return Ok(());
         }
         match inode.set(&project.with(id, directory && self.inherit)) {
             Ok(()) => {
@@ -191,53 +161,7 @@ impl<P: FnMut(&TreeReport)> Visitor for Tagging<'_, P> {
         }
     }
 
-    fn mount(&mut self, at: &EntryPath<'_>) -> Result<()> {
-        self.report.skipped.mount(at);
-        Ok(())
-    }
-
     fn unreadable(&mut self, errno: Errno, at: &EntryPath<'_>) -> Result<()> {
-        self.report.skipped.refused("open", errno, at)
-    }
-}
-
-/// A visitor that fails at a file with several hard links that would have to be tagged. It changes nothing.
-struct Survey {
-    id: u32,
-}
-
-impl Visitor for Survey {
-    fn visit(&mut self, inode: &Inode<'_>, at: &EntryPath<'_>) -> Result<()> {
-        // An inode whose id cannot be read cannot be tagged either.
-        let Ok(Some(project)) = inode.project() else { return Ok(()) };
-        if inode.links > 1 && project.id() != self.id { Err(has_further_names(at)) } else { Ok(()) }
-    }
-
-    fn mount(&mut self, _: &EntryPath<'_>) -> Result<()> {
-        Ok(())
-    }
-
-    fn unreadable(&mut self, _: Errno, _: &EntryPath<'_>) -> Result<()> {
-        Ok(())
-    }
-}
-
-fn has_further_names(at: &EntryPath<'_>) -> Error {
-    let detail = "it has further names, which may lie outside the tree";
-    Error::new(ErrorKind::InvalidInput, "tag", format!("{:?} of a directory tree", at.path()), detail)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn no_passes_are_refused() {
-        let directory = tempfile::tempdir().unwrap();
-        let root = std::fs::File::open(directory.path()).unwrap();
-        let options = TagOptions { most_passes: 0, ..TagOptions::default() };
-        let error = tag_tree(root, ProjectId::new(7).unwrap(), &options, |_| {}).unwrap_err();
-        assert_eq!(error.kind(), ErrorKind::InvalidInput, "{error}");
-        assert!(error.to_string().contains("most_passes"), "{error}");
+        self.report.skipped.unreadable(errno, at)
     }
 }

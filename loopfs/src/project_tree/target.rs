@@ -50,17 +50,10 @@ impl From<Errno> for OpError {
 pub(super) struct TargetTree {
     root: OwnedFd,
     here: OwnedFd,
-    /// For each directory from the root to `here`, the attributes to set once it is full.
-    levels: Vec<Finish>,
+    /// For each directory from the root to `here`, the status of its source and the flags. Its times and flags are set once it is
+    /// full: filling it would change the times, and flags could prevent filling it.
+    levels: Vec<(FileStat, Flags)>,
     attributes: AttributeAccess,
-}
-
-/// The attributes of a directory that filling it would change, or that would prevent filling it.
-#[derive(Clone, Copy)]
-struct Finish {
-    accessed: TimeSpec,
-    modified: TimeSpec,
-    flags: Flags,
 }
 
 impl TargetTree {
@@ -76,8 +69,9 @@ impl TargetTree {
         Ok(Self { root, here, levels: Vec::new(), attributes: AttributeAccess::new()? })
     }
 
-    pub(super) fn root_status(&self) -> Result<FileStat, Errno> {
-        fstat(&self.root)
+    /// Returns `true` if `status` is that of the root.
+    pub(super) fn is_root(&self, status: &FileStat) -> bool {
+        fstat(&self.root).is_ok_and(|root| (root.st_dev, root.st_ino) == (status.st_dev, status.st_ino))
     }
 
     /// Creates a file without a name, which the kernel removes when it is closed. It is in no project, because the clone may need
@@ -110,7 +104,7 @@ impl TargetTree {
         self.set_flags(&Inode::directory(&self.root), Flags::default())?;
         self.copy_attributes(source, status, &self.root)?;
         // The caller still has to move the root to its final place.
-        self.levels.push(Finish::new(status, flags.without(FREEZING)));
+        self.levels.push((*status, flags.without(FREEZING)));
         Ok(())
     }
 
@@ -128,17 +122,17 @@ impl TargetTree {
             Ok(made)
         })?;
         self.here = made;
-        self.levels.push(Finish::new(status, flags));
+        self.levels.push((*status, flags));
         Ok(())
     }
 
     /// Sets the times and flags of the current directory and returns to its parent. On error, the directory lacks its times or
     /// flags, but its content is complete.
     pub(super) fn leave_directory(&mut self) -> Result<(), OpError> {
-        let Some(level) = self.levels.pop() else { return Ok(()) };
+        let Some((status, flags)) = self.levels.pop() else { return Ok(()) };
         let finished = self
-            .set_times(&self.here, level.accessed, level.modified)
-            .and_then(|()| self.set_flags(&Inode::directory(&self.here), level.flags));
+            .set_times(&self.here, &status)
+            .and_then(|()| self.set_flags(&Inode::directory(&self.here), flags));
         if !self.levels.is_empty() {
             let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
             self.here = openat(&self.here, "..", flags, Mode::empty()).during("return from")?;
@@ -171,12 +165,7 @@ impl TargetTree {
                 reflink::share_content(content.as_fd(), made.as_fd()).during(SHARE)?;
             }
             self.copy_attributes(source, status, &made)?;
-            let time = |seconds, nanoseconds| TimeSpec::new(seconds, nanoseconds);
-            self.set_times(
-                &made,
-                time(status.st_atime, status.st_atime_nsec),
-                time(status.st_mtime, status.st_mtime_nsec),
-            )?;
+            self.set_times(&made, status)?;
             // The root passes on no other flags, so there are none to clear.
             if !flags.are_none() {
                 self.set_flags_of(&made, flags)?;
@@ -230,16 +219,12 @@ impl TargetTree {
         Ok(())
     }
 
-    fn set_times(&self, made: &OwnedFd, accessed: TimeSpec, modified: TimeSpec) -> Result<(), OpError> {
-        let link = AttributeAccess::link(made);
-        utimensat(
-            self.attributes.links(),
-            link.as_c_str(),
-            &accessed,
-            &modified,
-            UtimensatFlags::FollowSymlink,
-        )
-        .during("copy the times of")
+    fn set_times(&self, made: &OwnedFd, status: &FileStat) -> Result<(), OpError> {
+        let (links, link) = (self.attributes.links(), AttributeAccess::link(made));
+        let accessed = TimeSpec::new(status.st_atime, status.st_atime_nsec);
+        let modified = TimeSpec::new(status.st_mtime, status.st_mtime_nsec);
+        utimensat(links, link.as_c_str(), &accessed, &modified, UtimensatFlags::FollowSymlink)
+            .during("copy the times of")
     }
 
     fn set_flags_of(&self, made: &OwnedFd, flags: Flags) -> Result<(), OpError> {
@@ -266,15 +251,5 @@ impl TargetTree {
             unlinkat(&self.here, name, sort).during("remove the copy of")?;
             Err(refusal)
         })
-    }
-}
-
-impl Finish {
-    fn new(status: &FileStat, flags: Flags) -> Self {
-        Self {
-            accessed: TimeSpec::new(status.st_atime, status.st_atime_nsec),
-            modified: TimeSpec::new(status.st_mtime, status.st_mtime_nsec),
-            flags,
-        }
     }
 }

@@ -41,9 +41,8 @@ const MOST_PATH: usize = 512;
 pub(super) trait Visitor {
     /// Processes an inode of the tree: the root first, and every directory before its entries.
     fn visit(&mut self, inode: &Inode<'_>, at: &EntryPath<'_>) -> Result<()>;
-    /// Processes a mount point, a directory or file that a mount covers. The walk does not enter it.
-    fn mount(&mut self, at: &EntryPath<'_>) -> Result<()>;
-    /// Processes an entry that could not be opened, or a directory that could not be listed.
+    /// Processes an entry that could not be opened, or a directory that could not be listed. EXDEV: the entry is a mount point,
+    /// a directory or file that a mount covers. The walk does not enter it.
     fn unreadable(&mut self, errno: Errno, at: &EntryPath<'_>) -> Result<()>;
     /// Processes the end of a directory, after all its entries were visited; the root comes last. If the walk ends early, it
     /// does not call this for the directories on its path.
@@ -204,17 +203,17 @@ struct Walk<'a> {
 impl Walk<'_> {
     fn next_name(&mut self, visitor: &mut dyn Visitor) -> Result<Option<CString>> {
         let Some(level) = self.levels.last_mut() else { return Ok(None) };
-        match level.is_endless(&self.here) {
-            Ok(true) => self.outcome = WalkOutcome::Raced,
-            Ok(false) => match level.next_name(&self.here) {
-                Ok(name) => return Ok(name),
-                Err(errno) => {
-                    visitor.unreadable(errno, &EntryPath { above: &self.levels, name: None })?;
-                }
-            },
-            Err(errno) => visitor.unreadable(errno, &EntryPath { above: &self.levels, name: None })?,
-        }
-        Ok(None)
+        let next = match level.is_endless(&self.here) {
+            Ok(true) => {
+                self.outcome = WalkOutcome::Raced;
+                Ok(None)
+            }
+            Ok(false) => level.next_name(&self.here),
+            Err(errno) => Err(errno),
+        };
+        next.or_else(|errno| {
+            visitor.unreadable(errno, &EntryPath { above: &self.levels, name: None }).map(|()| None)
+        })
     }
 
     fn enter(
@@ -230,7 +229,6 @@ impl Walk<'_> {
             Ok(opened) => opened,
             // The entry was removed in the meantime.
             Err(Errno::ENOENT) => return Ok(()),
-            Err(Errno::EXDEV) => return visitor.mount(&entry),
             Err(errno) => return visitor.unreadable(errno, &entry),
         };
         if InodeKind::of(status.st_mode) != InodeKind::Directory {
@@ -368,10 +366,6 @@ mod tests {
             self.names += 1;
             self.longest = self.longest.max(at.path().as_os_str().len());
             Ok(())
-        }
-
-        fn mount(&mut self, _: &EntryPath<'_>) -> Result<()> {
-            unreachable!("nothing is mounted there")
         }
 
         fn unreadable(&mut self, errno: Errno, at: &EntryPath<'_>) -> Result<()> {

@@ -21,8 +21,6 @@ pub(crate) const FS_DQ_ISOFT: u16 = 1 << 0;
 pub(crate) const FS_DQ_IHARD: u16 = 1 << 1;
 pub(crate) const FS_DQ_BSOFT: u16 = 1 << 2;
 pub(crate) const FS_DQ_BHARD: u16 = 1 << 3;
-/// The `_hi` fields hold the upper bits of the timers (Linux 5.10).
-pub(crate) const FS_DQ_BIGTIME: u16 = 1 << 15;
 pub(crate) const FS_QUOTA_PDQ_ACCT: u16 = 1 << 4;
 pub(crate) const FS_QUOTA_PDQ_ENFD: u16 = 1 << 5;
 const FS_QSTATV_VERSION1: i8 = 1;

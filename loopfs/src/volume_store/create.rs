@@ -8,11 +8,11 @@ use nix::unistd::{fsync, ftruncate, linkat};
 
 use super::expand::allocate;
 use super::id::VolumeId;
-use super::on_disk::{Annotations, Image, capacity, is_pending, remove_pending};
+use super::on_disk::{Annotations, Image, is_pending, remove_pending, write_capacity};
 use super::source::{ContentSource, OwnedContentSource};
 use super::space::{PendingReservation, reservation_of_directory, reservation_of_image};
-use super::spec::{VolumeKind, VolumeSpec};
-use super::store::VolumeStore;
+use super::spec::{VolumeKind, VolumeSpec, rounded};
+use super::store::{VolumeStore, if_found};
 use super::volume::Volume;
 use crate::error::{Context, Error, ErrorKind, Result};
 use crate::units::Bytes;
@@ -27,7 +27,7 @@ impl VolumeStore {
     /// can have that size. [`ErrorKind::Unsupported`]: direct I/O is required in blocks smaller than the file system
     /// supports.
     pub fn create(&self, id: &VolumeId, spec: &VolumeSpec) -> Result<Volume> {
-        let capacity = spec.rounded(id)?;
+        let capacity = rounded(spec.capacity, id)?;
         self.create_by(id, spec, || {
             let _lock = self.layout.lock_shared()?;
             let is_there = || self.existing(id, spec.kind, capacity, None).map(|volume| volume.is_some());
@@ -44,7 +44,7 @@ impl VolumeStore {
     /// # Errors
     /// [`ErrorKind::AlreadyExists`]: there is a volume of that id. Otherwise as [`create`](Self::create).
     pub fn create_new(&self, id: &VolumeId, spec: &VolumeSpec) -> Result<Volume> {
-        let capacity = spec.rounded(id)?;
+        let capacity = rounded(spec.capacity, id)?;
         self.create_by(id, spec, || {
             let _lock = self.layout.lock_shared()?;
             match self.layout.stat(ContentSource::Volume(id))? {
@@ -64,12 +64,7 @@ impl VolumeStore {
         spec: &VolumeSpec,
         create: impl FnOnce() -> Result<()>,
     ) -> Result<Volume> {
-        let created = create();
-        if spec.pending {
-            // Also after an error, because the volume may have its name.
-            self.pending.add(id);
-        }
-        created?;
+        create()?;
         let volume = self.volume(id)?;
         if !spec.pending {
             self.confirm_before_use(&volume)?;
@@ -92,20 +87,22 @@ impl VolumeStore {
         self.layout.make_durable()
     }
 
-    /// Returns the pending volumes and their annotations, in the order of their ids. A call reads all volumes if the last call that did so
-    /// was more than five minutes ago, and otherwise only those that were pending then, or that were created through this `VolumeStore`
-    /// since. A volume that cannot be read is left out, because it may have been confirmed.
+    /// Returns the pending volumes and their annotations, in the order of their ids. Takes a few system calls for each volume of the
+    /// store. A volume that cannot be read is left out, because it may have been confirmed.
     ///
     /// # Errors
     /// Those of getdents(2).
     pub fn pending(&self) -> Result<Vec<(VolumeId, Annotations)>> {
-        self.pending.read(
-            || self.list(),
-            |id| {
-                let (_, content) = self.open_entry(ContentSource::Volume(id))?;
+        let mut ids = self.list()?;
+        ids.sort_unstable();
+        let mut pending = Vec::new();
+        for id in ids {
+            let read = self.open_entry(ContentSource::Volume(&id)).and_then(|(_, content)| {
                 if is_pending(&content)? { Annotations::read(&content).map(Some) } else { Ok(None) }
-            },
-        )
+            });
+            pending.extend(read.ok().flatten().map(|annotations| (id, annotations)));
+        }
+        Ok(pending)
     }
 
     fn make(&self, id: &VolumeId, capacity: Bytes, spec: &VolumeSpec) -> Result<()> {
@@ -123,11 +120,7 @@ impl VolumeStore {
         capacity: Bytes,
         source: Option<ContentSource<'_>>,
     ) -> Result<Option<Volume>> {
-        let volume = match self.volume(id) {
-            Ok(volume) => volume,
-            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
-            Err(error) => return Err(error),
-        };
+        let Some(volume) = if_found(self.volume(id))? else { return Ok(None) };
         let found_source = volume.source()?;
         let found_source = found_source.as_ref().map(OwnedContentSource::as_ref);
         if volume.kind() == kind && volume.capacity() >= capacity && found_source == source {
@@ -189,18 +182,19 @@ impl VolumeStore {
         })
     }
 
-    /// Creates an image of reserved space. It has no name until `fill` has completed it, so a crash leaves nothing behind.
+    /// Creates an image of reserved space. It has no name until `fill` has completed it, so the kernel frees it after a crash.
     pub(super) fn create_image_from(
         &self,
         entry: ContentSource<'_>,
         promise: PendingReservation<'_>,
         fill: impl FnOnce(&OwnedFd) -> Result<()>,
     ) -> Result<()> {
-        let image = match self.unnamed_image(entry) {
+        let flags = OFlag::O_TMPFILE | OFlag::O_RDWR | OFlag::O_CLOEXEC;
+        let image = match openat(&self.layout.volumes, ".", flags, Mode::S_IRUSR | Mode::S_IWUSR) {
             Ok(image) => image,
-            Err(error) => {
+            Err(errno) => {
                 promise.release();
-                return Err(error);
+                return Err(Error::sys("make the image of", entry, errno));
             }
         };
         let made = fill(&image).and_then(|()| self.publish_image(&image, entry));
@@ -214,19 +208,12 @@ impl VolumeStore {
         made
     }
 
-    /// Creates a file without a name. The kernel frees it at its last close unless it gets a name.
-    fn unnamed_image(&self, entry: ContentSource<'_>) -> Result<OwnedFd> {
-        let flags = OFlag::O_TMPFILE | OFlag::O_RDWR | OFlag::O_CLOEXEC;
-        openat(&self.layout.volumes, ".", flags, Mode::S_IRUSR | Mode::S_IWUSR)
-            .context("make the image of", entry)
-    }
-
     /// Gives a complete image its name, durably.
     fn publish_image(&self, image: &OwnedFd, entry: ContentSource<'_>) -> Result<()> {
         let parent = self.layout.parent(entry);
         loop_device::mark_new_file_tracked(image).context("set up", entry)?;
         let size = Bytes(fstat(image).context("fstat", entry)?.st_size as u64);
-        capacity::write(image, size)?;
+        write_capacity(image, size)?;
         fsync(image).context("fsync", entry)?;
         linkat(AT_FDCWD, descriptor::link(image).as_str(), parent, entry.id(), AtFlags::AT_SYMLINK_FOLLOW)
             .context("create", entry)?;

@@ -8,7 +8,7 @@ use nix::sys::stat::fstat;
 use nix::unistd::{fsync, ftruncate};
 
 use super::id::VolumeId;
-use super::on_disk::{DirectoryAttributes, Image, capacity};
+use super::on_disk::{DirectoryAttributes, Image, read_capacity, write_capacity};
 use super::source::ContentSource;
 use super::space::{reservation_of_directory, reservation_to_expand, reserves_margin};
 use super::spec::{Provisioning, VolumeKind, rounded};
@@ -77,7 +77,7 @@ impl VolumeStore {
         // Two concurrent calls would truncate each other's allocation, or reserve it twice.
         let operation = "grow the volume, which locks its image";
         let _lock = flock::exclusive_reopened(image.as_fd(), self.options.lock_timeout, operation)?;
-        let recorded = capacity::read(&image)?;
+        let recorded = read_capacity(&image)?;
         let current = size_of(&image, id)?;
         if current.max(recorded) < capacity {
             volume.require_whole()?;
@@ -86,7 +86,7 @@ impl VolumeStore {
         // The process of another call may have died after it expanded the image and before it recorded the capacity.
         let size = size_of(&image, id)?;
         if recorded < size {
-            capacity::write(&image, size)?;
+            write_capacity(&image, size)?;
             return fsync(&image).context("fsync volume", id);
         }
         // It may also have died before the recorded capacity was durable.
@@ -109,25 +109,20 @@ fn size_of(image: &OwnedFd, id: &VolumeId) -> Result<Bytes> {
     Ok(Bytes(fstat(image).context("fstat volume", id)?.st_size as u64))
 }
 
-/// Expands `image` from `current` bytes to `capacity`. A thick image gets its blocks, a thin one does not.
+/// Expands `image` from `current` bytes, its size, to `capacity`, completely or not at all. A thick image gets its blocks, a thin one does
+/// not. If XFS runs out of space, it leaves the allocated blocks past the end of the file, and it may leave some in other cases too.
+/// Truncating the file to its size frees them.
 pub(super) fn allocate(
     image: &OwnedFd,
     current: Bytes,
     capacity: Bytes,
     provisioning: Provisioning,
 ) -> Result<(), Errno> {
-    match provisioning {
-        Provisioning::Thick => preallocate(image, current, capacity),
-        Provisioning::Thin => ftruncate(image, capacity.0 as i64),
-    }
-}
-
-/// Allocates the blocks of `image` from `current`, its size, to `capacity`, completely or not at all. If XFS runs out of
-/// space, it leaves the allocated blocks past the end of the file, and it may leave some in other cases too. Truncating the file
-/// to its size frees them.
-fn preallocate(image: &OwnedFd, current: Bytes, capacity: Bytes) -> Result<(), Errno> {
     let more = capacity.saturating_sub(current);
-    let allocated = fallocate(image, FallocateFlags::empty(), current.0 as i64, more.0 as i64);
+    let allocated = match provisioning {
+        Provisioning::Thick => fallocate(image, FallocateFlags::empty(), current.0 as i64, more.0 as i64),
+        Provisioning::Thin => Ok(()),
+    };
     let size = if allocated.is_ok() { capacity } else { current };
     ftruncate(image, size.0 as i64)?;
     allocated

@@ -13,18 +13,14 @@ use std::fmt;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::PathBuf;
 
-use nix::dir::Dir;
-use nix::errno::Errno;
-use nix::fcntl::OFlag;
-
 use super::id::{SnapshotId, VolumeId};
-use super::on_disk::{DirectoryAttributes, ForeignFinding, ForeignRecord, layout};
+use super::on_disk::{ForeignRecord, layout, projects};
 use super::source::ContentSource;
 use super::store::VolumeStore;
-use crate::error::{Context, Error, Result};
+use crate::error::{Context, Result};
 use crate::idle_io::IdleIo;
 use crate::project_quota::{ProjectId, Usage};
-use crate::project_tree::{ForeignInodes, HardLinks, TagOptions, find_foreign, tag_tree};
+use crate::project_tree::{ForeignInodes, HardLinks, find_foreign, tag_tree};
 
 /// Files of a volume that have another project id than the volume.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -89,25 +85,21 @@ impl VolumeStore {
     /// The errors of getdents(2), fgetxattr(2) and quotactl_fd(2).
     pub fn foreign_evidence(&self) -> Result<ForeignEvidence> {
         let mut evidence = ForeignEvidence::default();
-        for name in layout::names(&self.layout.trash, "trash")? {
-            let Some(directory) = open_if_directory(&self.layout.trash, &name)? else { continue };
-            let Some(DirectoryAttributes { project, .. }) = DirectoryAttributes::read(&directory)? else {
-                continue;
-            };
+        for deleted in projects(&self.layout.trash)? {
+            let (_, directory, project) = deleted?;
             let usage = self.filesystem.quota().usage(project)?;
-            if usage.is_some_and(|usage| usage.inodes.0 > 1) && is_empty(&directory)? {
+            if usage.is_some_and(|usage| usage.inodes.0 > 1)
+                && !layout::has_entries(&directory, "a directory of the trash")?
+            {
                 evidence.undrained.insert(project);
             }
         }
-        for name in layout::names(&self.layout.volumes, "volumes")? {
-            let Some(directory) = open_if_directory(&self.layout.volumes, &name)? else { continue };
+        for volume in projects(&self.layout.volumes)? {
+            let (name, directory, project) = volume?;
             let Ok(id) = VolumeId::parse(&name) else { continue };
             if ForeignRecord::read(&directory)?.is_some() {
                 evidence.recorded.insert(id);
             }
-            let Some(DirectoryAttributes { project, .. }) = DirectoryAttributes::read(&directory)? else {
-                continue;
-            };
             if self.filesystem.quota().usage(project)?.is_some_and(|usage| is_full(&usage)) {
                 evidence.full.insert(project);
             }
@@ -135,15 +127,12 @@ impl VolumeStore {
         let known: HashSet<ProjectId> = owners.keys().copied().collect();
         let mut found = Vec::new();
         let mut incomplete = HashSet::new();
-        for name in layout::names(&self.layout.volumes, "volumes")? {
+        for volume in projects(&self.layout.volumes)? {
+            let (name, directory, project) = volume?;
             let Ok(volume) = VolumeId::parse(&name) else { continue };
             if volumes.is_some_and(|volumes| !volumes.contains(&volume)) {
                 continue;
             }
-            let Some(directory) = open_if_directory(&self.layout.volumes, &name)? else { continue };
-            let Some(DirectoryAttributes { project, .. }) = DirectoryAttributes::read(&directory)? else {
-                continue;
-            };
             let search = find_foreign(directory.as_fd(), project, &known, &mut yield_now)?;
             if !search.complete {
                 incomplete.insert(volume.clone());
@@ -175,8 +164,7 @@ impl VolumeStore {
         let directory = volume.open_dir()?;
         // Volumes are separate bind mounts, and link(2) does not work across mounts. All hard links of a file are therefore in this
         // volume.
-        let options = TagOptions { hard_links: HardLinks::Tag, ..TagOptions::default() };
-        let tagged = tag_tree(directory.as_fd(), volume.attributes()?.project, &options, |_| {});
+        let tagged = tag_tree(directory.as_fd(), volume.attributes()?.project, HardLinks::Tag, |_| {});
         // Usage beyond a limit is part of the total of reservations, and it changes for both volumes.
         self.space_book().invalidate_total();
         tagged.map(|report| report.changed)
@@ -186,13 +174,9 @@ impl VolumeStore {
     fn owners(&self) -> Result<HashMap<ProjectId, ChargedTo>> {
         let mut owners = HashMap::new();
         let mut add = |parent: &OwnedFd, owner: &dyn Fn(&str) -> Option<ChargedTo>| -> Result<()> {
-            for name in layout::names(parent, "volumes, snapshots and trash")? {
-                let Some(directory) = open_if_directory(parent, &name)? else { continue };
-                if let Some(DirectoryAttributes { project, .. }) = DirectoryAttributes::read(&directory)?
-                    && let Some(owner) = owner(&name)
-                {
-                    owners.insert(project, owner);
-                }
+            for entry in projects(parent)? {
+                let (name, _, project) = entry?;
+                owners.extend(owner(&name).map(|owner| (project, owner)));
             }
             Ok(())
         };
@@ -218,30 +202,19 @@ impl VolumeStore {
             });
             exists && (unsearched || incomplete.iter().any(|id| id.as_str() == holder))
         };
-        for name in layout::names(&self.layout.volumes, "volumes")? {
-            let Some(directory) = open_if_directory(&self.layout.volumes, &name)? else { continue };
+        for volume in projects(&self.layout.volumes)? {
+            let (name, directory, _) = volume?;
             let holds = found.iter().find(|files| files.volume.as_str() == name);
             let is_charged = |files: &&ForeignFiles| matches!(&files.charged, ChargedTo::Volume(id) if id.as_str() == name);
-            let now = match (holds, found.iter().find(is_charged)) {
-                (Some(files), _) => Some(ForeignRecord::Holds(ForeignFinding::new(
-                    files.names,
-                    files.charged.to_string(),
-                    &files.example,
-                ))),
-                (None, Some(files)) => Some(ForeignRecord::Charged(ForeignFinding::new(
-                    files.names,
-                    files.volume.to_string(),
-                    &files.example,
-                ))),
-                (None, None) => None,
+            let record = |files: &ForeignFiles| {
+                let other =
+                    if holds.is_some() { files.charged.to_string() } else { files.volume.to_string() };
+                ForeignRecord::new(holds.is_some(), files.names, other, &files.example)
             };
+            let now = holds.or_else(|| found.iter().find(is_charged)).map(record);
             let recorded = ForeignRecord::read(&directory)?;
-            let keep = now.is_none()
-                && match &recorded {
-                    Some(ForeignRecord::Holds(_)) => unsure(&name),
-                    Some(ForeignRecord::Charged(finding)) => unsure(&finding.other),
-                    None => true,
-                };
+            let holder = |record: &ForeignRecord| unsure(if record.holds { &name } else { &record.other });
+            let keep = now.is_none() && recorded.as_ref().is_none_or(holder);
             if !keep && now != recorded {
                 ForeignRecord::write(now.as_ref(), &directory).context("record the files of", name)?;
             }
@@ -253,69 +226,13 @@ impl VolumeStore {
 /// Returns `true` if less than 1/64 of a limit is left.
 fn is_full(usage: &Usage) -> bool {
     let used_up = |used: u64, limit: Option<u64>| limit.is_some_and(|limit| used >= limit - limit / 64);
-    used_up(usage.bytes.0, usage.limits.bytes.hard.map(|limit| limit.0))
-        || used_up(usage.inodes.0, usage.limits.inodes.hard.map(|limit| limit.0))
-}
-
-/// Opens a directory of the store; `None` if it is not a directory, or was removed since it was listed.
-fn open_if_directory(parent: &OwnedFd, name: &str) -> Result<Option<OwnedFd>> {
-    match layout::open_beneath(parent.as_fd(), name, OFlag::O_RDONLY | OFlag::O_DIRECTORY) {
-        Ok(directory) => Ok(Some(directory)),
-        Err(Errno::ENOTDIR | Errno::ENOENT) => Ok(None),
-        Err(errno) => Err(Error::sys("open", name, errno)),
-    }
-}
-
-fn is_empty(directory: &OwnedFd) -> Result<bool> {
-    const OBJECT: &str = "a directory of the trash";
-    let own = layout::open_directory(directory, ".")?;
-    let mut entries = Dir::from_fd(own).context("list", OBJECT)?;
-    for entry in entries.iter() {
-        let entry = entry.context("list", OBJECT)?;
-        if !matches!(entry.file_name().to_bytes(), b"." | b"..") {
-            return Ok(false);
-        }
-    }
-    Ok(true)
+    used_up(usage.bytes.0, usage.limits.bytes.map(|limit| limit.0))
+        || used_up(usage.inodes.0, usage.limits.inodes.map(|limit| limit.0))
 }
 
 #[cfg(test)]
 mod tests {
-    use proptest::prelude::*;
-
-    use super::super::on_disk::MAX_RECORD;
     use super::*;
-
-    fn charged_to() -> impl Strategy<Value = ChargedTo> {
-        let id = "[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}";
-        prop_oneof![
-            id.prop_map(|id| ChargedTo::Volume(VolumeId::parse(&id).unwrap())),
-            id.prop_map(|id| ChargedTo::Snapshot(SnapshotId::parse(&id).unwrap())),
-            id.prop_map(|id| ChargedTo::Deleted(format!("{id}.0123456789abcdef"))),
-            Just(ChargedTo::Nothing),
-        ]
-    }
-
-    proptest! {
-        #[test]
-        fn any_record_fits_and_reads_back(
-            charged in charged_to(),
-            names: u64,
-            example in "\\PC{0,300}|[\n\t a=]{0,20}",
-            holds: bool,
-        ) {
-            let finding = ForeignFinding::new(names, charged.to_string(), std::path::Path::new(&example));
-            let record = if holds { ForeignRecord::Holds(finding) } else { ForeignRecord::Charged(finding) };
-            let text = record.print();
-            prop_assert!(text.len() <= MAX_RECORD, "{}", text.len());
-            prop_assert_eq!(ForeignRecord::parse(&text), Some(record));
-        }
-
-        #[test]
-        fn any_text_is_parsed_without_panic(text in "(holds |charged |names=|other=|example=|[0-9]{0,22}|\\PC){0,8}") {
-            ForeignRecord::parse(&text);
-        }
-    }
 
     #[test]
     fn deleted_volumes_print_without_suffix() {

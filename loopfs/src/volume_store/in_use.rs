@@ -8,14 +8,11 @@
 //! **Directories.** The kernel does not show their use. A bind mount leaves no trace on its source, and the process that
 //! deletes a volume may be in another mount namespace than the mount. A process that publishes a directory therefore records
 //! that before it mounts, and removes the record when the directory is no longer mounted anywhere. The record is a symbolic
-//! link with the id of the volume in `.loopfs/users`. Its text is the boot and the path. A link exists completely or not at all,
-//! and does not count against the limit of the volume, as an attribute of its directory could. The record is not made
+//! link with the id of the volume in `.loopfs/users`, and its text is the boot and the path. It is not made
 //! durable, because the mount is not durable either; a record of another boot is ignored.
 //!
 //! If a process dies between the record and the mount, the volume counts as in use until that process, started again, has
-//! compared its records with its mount table ([`VolumeStore::sync_publications`]). It does so below its own directory, because the mounts
-//! of another process can be in another namespace. The other order could lose a volume in use. A lock
-//! instead of a record would end with the process, but the mount does not.
+//! compared its records with its mount table ([`VolumeStore::sync_publications`]). The other order could lose a volume in use.
 //!
 //! **Concurrency.** One lock, of `.loopfs/users` itself, is held while a record is written, and from the detection until the
 //! volume has been renamed. A tenant can lock the directory of a published volume, so that directory is not used for locks.
@@ -41,11 +38,11 @@ use super::source::ContentSource;
 use super::store::VolumeStore;
 use crate::error::{Error, ErrorKind, Explanation, Result};
 use crate::mount::table::Mount;
-use crate::{DeviceNumber, flock, loop_device};
+use crate::{flock, loop_device};
 
 /// Guards the deletion of a volume: the volume is not in use, and no process begins to use it until this is dropped.
-pub(super) struct DeletionGuard {
-    _records: PublicationRecords,
+pub(super) struct DeletionGuard<'s> {
+    _records: PublicationRecords<'s>,
     _image: Option<Flock<OwnedFd>>,
 }
 
@@ -69,7 +66,7 @@ impl VolumeStore {
         if self.layout.stat(entry)?.is_none() {
             return Err(Error::new(ErrorKind::NotFound, "show", entry, "there is none of that id"));
         }
-        records.write_below(id.as_str(), directory, &self.layout.boot, place)?.map_or(Ok(()), |elsewhere| {
+        records.write_below(id.as_str(), directory, place)?.map_or(Ok(()), |elsewhere| {
             let (elsewhere, directory) = (elsewhere.display(), directory.display());
             let cause =
                 format!("it is published at {elsewhere}, by a program that publishes outside {directory}");
@@ -93,10 +90,9 @@ impl VolumeStore {
     ) -> Result<()> {
         require_normal(directory)?;
         let records = self.records()?;
-        let boot = &self.layout.boot;
         match self.published_at(id, directory, mounts)? {
-            Some(place) => records.write_below(id.as_str(), directory, boot, place).map(drop),
-            None => records.remove_below(id.as_str(), directory, boot),
+            Some(place) => records.write_below(id.as_str(), directory, place).map(drop),
+            None => records.remove_below(id.as_str(), directory),
         }
     }
 
@@ -112,18 +108,15 @@ impl VolumeStore {
     ) -> Result<()> {
         require_normal(directory)?;
         let records = self.records()?;
-        let (device, boot) = (self.device()?, &self.layout.boot);
         let mounts = mounts()?;
-        let ours = mounts.iter().map(Borrow::borrow).filter(|mount| is_below(mount, device, directory));
-        let shown: HashMap<&str, &Path> =
-            ours.filter_map(|mount| Some((published_volume(mount)?, mount.mount_point.as_path()))).collect();
+        let shown: HashMap<&str, &Path> = self.published_below(directory, &mounts)?.collect();
         for name in layout::names(&self.layout.publications, ".loopfs/users")? {
             if !shown.contains_key(name.as_str()) {
-                records.remove_below(&name, directory, boot)?;
+                records.remove_below(&name, directory)?;
             }
         }
         for (name, place) in shown {
-            records.write_below(name, directory, boot, place)?;
+            records.write_below(name, directory, place)?;
         }
         Ok(())
     }
@@ -135,11 +128,21 @@ impl VolumeStore {
         directory: &Path,
         mounts: &'a [impl Borrow<Mount>],
     ) -> Result<Option<&'a Path>> {
+        let mut published = self.published_below(directory, mounts)?;
+        Ok(published.find(|(volume, _)| *volume == id.as_str()).map(|(_, place)| place))
+    }
+
+    /// Returns the volumes that are mounted below a directory, by their names, with the mount points.
+    fn published_below<'a>(
+        &self,
+        directory: &Path,
+        mounts: &'a [impl Borrow<Mount>],
+    ) -> Result<impl Iterator<Item = (&'a str, &'a Path)>> {
         let device = self.device()?;
-        let shows = |mount: &&Mount| {
-            is_below(mount, device, directory) && published_volume(mount) == Some(id.as_str())
-        };
-        Ok(mounts.iter().map(Borrow::borrow).find(shows).map(|mount| mount.mount_point.as_path()))
+        let mounts = mounts.iter().map(Borrow::borrow);
+        let below = mounts
+            .filter(move |mount: &&Mount| mount.device == device && mount.mount_point.starts_with(directory));
+        Ok(below.filter_map(|mount| Some((published_volume(mount)?, mount.mount_point.as_path()))))
     }
 
     /// Checks that a volume is not in use, and prevents further use until the returned value is dropped.
@@ -148,13 +151,13 @@ impl VolumeStore {
     ///
     /// # Errors
     /// [`ErrorKind::Busy`] names the path or the device.
-    pub(super) fn guard_deletion(&self, id: &VolumeId) -> Result<DeletionGuard> {
+    pub(super) fn guard_deletion(&self, id: &VolumeId) -> Result<DeletionGuard<'_>> {
         let entry = ContentSource::Volume(id);
         let busy = |cause: String, remedy: &'static str| {
             Err(Error::new(ErrorKind::Busy, "delete", entry, cause).with_remedy(remedy))
         };
         let records = self.records()?;
-        if let Some(place) = records.read(id.as_str(), &self.layout.boot)? {
+        if let Some(place) = records.read(id.as_str())? {
             let cause = format!("it is in use: published at {}", place.display());
             return busy(cause, "unpublish it there first");
         }
@@ -191,8 +194,12 @@ impl VolumeStore {
     }
 
     /// Locks the publication records.
-    fn records(&self) -> Result<PublicationRecords> {
-        PublicationRecords::lock(&self.layout)
+    fn records(&self) -> Result<PublicationRecords<'_>> {
+        let Layout { publications, lock_timeout, boot, .. } = &self.layout;
+        // The lock belongs to the open file description, so each call opens its own.
+        let own = layout::open_directory(publications, ".")?;
+        let operation = "record where volumes are published, which takes the lock";
+        Ok(PublicationRecords { directory: flock::exclusive(own, *lock_timeout, operation)?, boot })
     }
 }
 
@@ -208,10 +215,6 @@ fn require_normal(path: &Path) -> Result<()> {
         .with_remedy("resolve it with realpath(3)"))
 }
 
-fn is_below(mount: &Mount, device: DeviceNumber, directory: &Path) -> bool {
-    mount.device == device && mount.mount_point.starts_with(directory)
-}
-
 /// Returns the id of the volume that is the root of a mount of the store's file system.
 fn published_volume(mount: &Mount) -> Option<&str> {
     let name = mount.root.strip_prefix("/volumes").ok()?;
@@ -220,44 +223,35 @@ fn published_volume(mount: &Mount) -> Option<&str> {
 }
 
 /// The publication records in `.loopfs/users`, locked.
-struct PublicationRecords(Flock<OwnedFd>);
+struct PublicationRecords<'s> {
+    directory: Flock<OwnedFd>,
+    boot: &'s Boot,
+}
 
-impl PublicationRecords {
-    fn lock(layout: &Layout) -> Result<Self> {
-        // The lock belongs to the open file description, so each call opens its own.
-        let own = layout::open_directory(&layout.publications, ".")?;
-        flock::exclusive(own, layout.lock_timeout, "record where volumes are published, which takes the lock")
-            .map(Self)
-    }
-
+impl PublicationRecords<'_> {
     /// Returns where the volume is published, if that was recorded in this boot.
-    fn read(&self, id: &str, boot: &Boot) -> Result<Option<PathBuf>> {
-        match readlinkat(&*self.0, id) {
-            Ok(text) => Ok(parse(&text.into_vec(), boot)),
+    fn read(&self, id: &str) -> Result<Option<PathBuf>> {
+        match readlinkat(&*self.directory, id) {
+            Ok(text) => Ok(parse(&text.into_vec(), self.boot)),
             Err(Errno::ENOENT) => Ok(None),
             Err(errno) => Err(Error::sys("read the record of", id, errno)),
         }
     }
 
-    /// Records that the volume is published at a place below `directory`, unless it is recorded elsewhere in this boot. Then returns where.
-    fn write_below(&self, id: &str, directory: &Path, boot: &Boot, place: &Path) -> Result<Option<PathBuf>> {
-        match self.read(id, boot)? {
-            Some(elsewhere) if !elsewhere.starts_with(directory) => Ok(Some(elsewhere)),
-            _ => self.write(id, boot, place).map(|()| None),
+    /// Records that the volume is published at a place below `directory`. Writes nothing if that is already recorded, or if it is recorded
+    /// elsewhere in this boot. Then returns where.
+    fn write_below(&self, id: &str, directory: &Path, place: &Path) -> Result<Option<PathBuf>> {
+        match self.read(id)? {
+            Some(elsewhere) if !elsewhere.starts_with(directory) => return Ok(Some(elsewhere)),
+            Some(recorded) if recorded == place => return Ok(None),
+            _ => {}
         }
-    }
-
-    /// Records where the volume is published. Writes nothing if that is already recorded.
-    fn write(&self, id: &str, boot: &Boot, place: &Path) -> Result<()> {
-        if self.read(id, boot)?.as_deref() == Some(place) {
-            return Ok(());
-        }
-        let mut text = format!("{boot} ").into_bytes();
+        let mut text = format!("{} ", self.boot).into_bytes();
         text.extend_from_slice(place.as_os_str().as_bytes());
         // By a rename, so that a record exists at every moment.
-        let temporary = layout::unique(id)?;
-        symlinkat(OsStr::from_bytes(&text), &*self.0, temporary.as_str())
-            .and_then(|()| renameat2(&*self.0, temporary.as_str(), &*self.0, id, RenameFlags::empty()))
+        let (records, temporary) = (&*self.directory, layout::unique(id)?);
+        symlinkat(OsStr::from_bytes(&text), records, temporary.as_str())
+            .and_then(|()| renameat2(records, temporary.as_str(), records, id, RenameFlags::empty()))
             .map_err(|errno| {
                 let error = Error::sys("record the use of", id, errno);
                 match errno {
@@ -268,20 +262,16 @@ impl PublicationRecords {
                     )),
                     _ => error,
                 }
-            })
+            })?;
+        Ok(None)
     }
 
-    /// Removes the record, unless it is of this boot and names a place outside `directory`.
-    fn remove_below(&self, id: &str, directory: &Path, boot: &Boot) -> Result<()> {
-        match self.read(id, boot)? {
-            Some(elsewhere) if !elsewhere.starts_with(directory) => Ok(()),
-            _ => self.remove(id),
+    /// Removes the record, if there is one, unless it is of this boot and names a place outside `directory`.
+    fn remove_below(&self, id: &str, directory: &Path) -> Result<()> {
+        if self.read(id)?.is_some_and(|elsewhere| !elsewhere.starts_with(directory)) {
+            return Ok(());
         }
-    }
-
-    /// Removes the record, if there is one.
-    fn remove(&self, id: &str) -> Result<()> {
-        match unlinkat(&*self.0, id, UnlinkatFlags::NoRemoveDir) {
+        match unlinkat(&*self.directory, id, UnlinkatFlags::NoRemoveDir) {
             Ok(()) | Err(Errno::ENOENT) => Ok(()),
             Err(errno) => Err(Error::sys("remove the record of", id, errno)),
         }
@@ -299,37 +289,27 @@ mod tests {
 
     use super::*;
 
-    fn records(directory: &Path) -> (PublicationRecords, Boot) {
-        let own = layout::open_directory(std::fs::File::open(directory).unwrap(), ".").unwrap();
-        (PublicationRecords(Flock::lock(own, FlockArg::LockExclusive).unwrap()), Boot::current().unwrap())
-    }
-
     #[test]
     fn a_record_returns_the_newest_path() {
-        let directory = tempfile::tempdir().unwrap();
-        let (records, boot) = records(directory.path());
-        let id = "pvc-1";
-        assert_eq!(records.read(id, &boot).unwrap(), None);
+        let place = tempfile::tempdir().unwrap();
+        let own = layout::open_directory(std::fs::File::open(place.path()).unwrap(), ".").unwrap();
+        let boot = Boot::current().unwrap();
+        let records =
+            PublicationRecords { directory: Flock::lock(own, FlockArg::LockExclusive).unwrap(), boot: &boot };
+        let (id, root) = ("pvc-1", Path::new("/"));
+        assert_eq!(records.read(id).unwrap(), None);
+        let of_another_boot = "5f0c2e9a-0000-4000-8000-000000000000 /pods/a";
+        symlinkat(of_another_boot, &*records.directory, id).unwrap();
+        assert_eq!(records.read(id).unwrap(), None);
         for place in ["/pods/a b/mount", "/pods/c/mount", "/pods/c/mount"] {
-            records.write(id, &boot, Path::new(place)).unwrap();
-            assert_eq!(records.read(id, &boot).unwrap().as_deref(), Some(Path::new(place)));
+            assert_eq!(records.write_below(id, root, Path::new(place)).unwrap(), None);
+            assert_eq!(records.read(id).unwrap().as_deref(), Some(Path::new(place)));
         }
-        assert_eq!(std::fs::read_dir(directory.path()).unwrap().count(), 1);
+        assert_eq!(std::fs::read_dir(place.path()).unwrap().count(), 1);
         for _ in 0..2 {
-            records.remove(id).unwrap();
+            records.remove_below(id, root).unwrap();
         }
-        assert_eq!(records.read(id, &boot).unwrap(), None);
-    }
-
-    #[test]
-    fn records_of_other_boots_are_ignored() {
-        let directory = tempfile::tempdir().unwrap();
-        let (records, boot) = records(directory.path());
-        let id = "pvc-1";
-        symlinkat("5f0c2e9a-0000-4000-8000-000000000000 /pods/a", &*records.0, id).unwrap();
-        assert_eq!(records.read(id, &boot).unwrap(), None);
-        records.write(id, &boot, Path::new("/pods/b")).unwrap();
-        assert_eq!(records.read(id, &boot).unwrap().as_deref(), Some(Path::new("/pods/b")));
+        assert_eq!(records.read(id).unwrap(), None);
     }
 
     #[rstest]

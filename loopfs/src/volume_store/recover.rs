@@ -37,7 +37,7 @@ impl VolumeStore {
     pub fn recover(&self) -> Result<Recovered> {
         // Before the lock, because any number of foreign ids may be used. Ids that are reserved in the meantime are not orphans.
         let reserved = self.ids.reserved()?;
-        let _lock = self.layout.lock_exclusive()?;
+        let _lock = self.layout.lock_exclusive(self.options.lock_timeout)?;
         let mut recovered = Recovered::default();
         for name in layout::names(&self.layout.staging, "staging")? {
             recovered.unfinished += usize::from(self.remove_abandoned(&name)?);

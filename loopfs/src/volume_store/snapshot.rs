@@ -6,7 +6,7 @@ use super::id::{SnapshotId, VolumeId};
 use super::on_disk::{Taken, layout};
 use super::source::{ContentSource, OwnedContentSource};
 use super::spec::VolumeKind;
-use super::store::VolumeStore;
+use super::store::{VolumeStore, if_found};
 use super::volume::Volume;
 use crate::error::{Error, ErrorKind, Result};
 use crate::units::Bytes;
@@ -95,11 +95,7 @@ impl VolumeStore {
         id: &SnapshotId,
         source: ContentSource<'_>,
     ) -> Result<Option<Snapshot>> {
-        let snapshot = match self.snapshot(id) {
-            Ok(snapshot) => snapshot,
-            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
-            Err(error) => return Err(error),
-        };
+        let Some(snapshot) = if_found(self.snapshot(id))? else { return Ok(None) };
         let found = ContentSource::Volume(snapshot.source());
         if found == source {
             return Ok(Some(snapshot));

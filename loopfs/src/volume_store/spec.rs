@@ -8,7 +8,7 @@ use super::id::VolumeId;
 use super::on_disk::{Annotations, DirectorySpec};
 use crate::error::{Error, ErrorKind, Result};
 use crate::flock;
-use crate::loop_device::{DirectIo, Discard};
+use crate::loop_device::DirectIo;
 use crate::project_quota::ProjectId;
 use crate::units::Bytes;
 
@@ -21,8 +21,8 @@ pub enum VolumeKind {
     Block,
 }
 
-impl std::fmt::Display for VolumeKind {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+impl fmt::Display for VolumeKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Filesystem => "Filesystem",
             Self::Block => "Block",
@@ -61,13 +61,9 @@ impl VolumeSpec {
             pending: false,
         }
     }
-
-    /// Returns the capacity rounded up, or an error if no volume can have it.
-    pub(super) fn rounded(&self, id: &VolumeId) -> Result<Bytes> {
-        rounded(self.capacity, id)
-    }
 }
 
+/// Returns a capacity rounded up, or an error if no volume can have it.
 pub(super) fn rounded(capacity: Bytes, id: &VolumeId) -> Result<Bytes> {
     let refuse = |cause: &'static str| Err(Error::new(ErrorKind::InvalidInput, "size volume", id, cause));
     match capacity.round_up() {
@@ -139,11 +135,7 @@ impl LogicalBlockSize {
     }
 
     pub(super) fn parse(text: &str) -> Option<Self> {
-        match text {
-            "512" => Some(Self::B512),
-            "4096" => Some(Self::B4096),
-            _ => None,
-        }
+        [Self::B512, Self::B4096].into_iter().find(|size| size.to_string() == text)
     }
 }
 
@@ -166,15 +158,6 @@ pub enum Provisioning {
 }
 
 impl Provisioning {
-    /// Returns the option for attaching the image.
-    #[must_use]
-    pub(super) fn discard(self) -> Discard {
-        match self {
-            Self::Thick => Discard::Disabled,
-            Self::Thin => Discard::Enabled,
-        }
-    }
-
     pub(super) fn parse(text: &str) -> Option<Self> {
         [Self::Thick, Self::Thin].into_iter().find(|value| value.as_str() == text)
     }

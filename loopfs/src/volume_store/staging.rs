@@ -40,12 +40,11 @@ impl VolumeStore {
         reservation: Reservation,
         spec: DirectorySpec,
     ) -> Result<Staged<'a>> {
-        let limits = Limits::hard(reservation.bytes, reservation.inodes);
         let staged = self.space_book().reserve_limit(
             entry,
             operation,
             || Ok(reservation),
-            || self.stage_empty(entry, limits),
+            || self.stage_empty(entry, reservation.limits()),
         );
         let (name, directory, project) = self.mention_trash(staged)?;
         let staged = Staged { store: self, entry, name, directory, project, limits: reservation };
@@ -91,23 +90,18 @@ impl VolumeStore {
         }
     }
 
-    /// Removes a staged directory, or moves it to the trash if it is not empty.
-    fn unstage(&self, name: &str) -> Result<Unstaged> {
+    /// Removes a staged directory, or moves it to the trash if it is not empty. Then returns `false`.
+    fn unstage(&self, name: &str) -> Result<bool> {
         let staging = &self.layout.staging;
         match unlinkat(staging, name, UnlinkatFlags::RemoveDir) {
-            Ok(()) => Ok(Unstaged::Removed),
+            Ok(()) => Ok(true),
             Err(Errno::ENOTEMPTY | Errno::EEXIST) => {
-                let moved = self.layout.rename(staging, name, &self.layout.trash, name);
-                moved.context("move to the trash", name).map(|()| Unstaged::Trashed)
+                let moved = layout::rename(staging, name, &self.layout.trash, name, ());
+                moved.context("move to the trash", name).map(|()| false)
             }
             Err(errno) => Err(Error::sys("remove from staging", name, errno)),
         }
     }
-}
-
-enum Unstaged {
-    Removed,
-    Trashed,
 }
 
 impl Staged<'_> {
@@ -118,10 +112,7 @@ impl Staged<'_> {
 
     /// Sets the final limits, and releases the reservation beyond them.
     pub(super) fn set_final_limits(&mut self, limits: Reservation) -> Result<()> {
-        let set = || {
-            let limits = Limits::hard(limits.bytes, limits.inodes);
-            self.quota().set_limits(self.project, limits).map(drop)
-        };
+        let set = || self.quota().set_limits(self.project, limits.limits()).map(drop);
         self.store.space_book().lower_limit(self.limits.saturating_sub(limits), set)?;
         self.limits = limits;
         Ok(())
@@ -134,7 +125,7 @@ impl Staged<'_> {
     pub(super) fn publish(self) -> Result<()> {
         let Self { store, entry, ref name, .. } = self;
         let (from, to) = (&store.layout.staging, store.layout.parent(entry));
-        let published = store.layout.rename(from, name, to, entry.id()).context("create", entry);
+        let published = layout::rename(from, name, to, entry.id(), ()).context("create", entry);
         published.map_err(|error| self.discard(error))
     }
 
@@ -143,7 +134,7 @@ impl Staged<'_> {
     pub(super) fn discard(self, error: Error) -> Error {
         let Self { store, name, directory, project, .. } = self;
         // By its staging name, which no other directory has.
-        if let Ok(Unstaged::Removed) = store.unstage(&name) {
+        if store.unstage(&name).is_ok_and(|removed| removed) {
             // An open directory is still charged to its project.
             drop(directory);
             store.space_book().release_project(project).ok();

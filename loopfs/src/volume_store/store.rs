@@ -9,8 +9,7 @@ use nix::dir::Entry;
 use nix::fcntl::OFlag;
 
 use super::id::VolumeId;
-use super::on_disk::{DataFilesystem, Layout, classify_missing, layout};
-use super::pending::PendingVolumes;
+use super::on_disk::{DataFilesystem, Layout, classify_missing, explain_failure, layout};
 use super::source::ContentSource;
 use super::space::{Space, SpaceBook};
 use super::spec::{StoreCounts, StoreOptions, VolumeKind};
@@ -34,7 +33,6 @@ pub struct VolumeStore {
     pub(super) ids: ProjectIds,
     /// All mounts, for deletions.
     pub(super) mounts: Mutex<MountCache>,
-    pub(super) pending: PendingVolumes,
 }
 
 /// Opens the file system that is mounted at `data_dir`, unless another one is recorded beside it. Changes nothing.
@@ -112,7 +110,7 @@ impl VolumeStore {
         let ids = ProjectIds::new(root, layout.project_ids()?.as_fd(), range)?
             .with_lock_timeout(options.lock_timeout);
         let mounts = Mutex::new(MountCache::below("/".into()));
-        Ok(Self { filesystem, layout, options, ids, mounts, pending: PendingVolumes::default() })
+        Ok(Self { filesystem, layout, options, ids, mounts })
     }
 
     /// Checks that the store is unchanged since it was opened: the same mount of the same file system, writable, with enforced
@@ -127,14 +125,9 @@ impl VolumeStore {
         let status = nix::sys::statvfs::fstatvfs(&self.filesystem.root)
             .context("statfs", self.filesystem.path.display())?;
         if status.flags().contains(nix::sys::statvfs::FsFlags::ST_RDONLY) {
-            let shown = self.filesystem.path.display();
-            return Err(Error::new(
-                ErrorKind::ReadOnly,
-                "use the data directory",
-                shown,
-                "it is mounted read-only",
-            )
-            .with_remedy("look for an I/O error in the kernel log, and remount"));
+            let (shown, cause) = (self.filesystem.path.display(), "it is mounted read-only");
+            return Err(Error::new(ErrorKind::ReadOnly, "use the data directory", shown, cause)
+                .with_remedy("look for an I/O error in the kernel log, and remount"));
         }
         Ok(())
     }
@@ -145,7 +138,7 @@ impl VolumeStore {
     /// # Errors
     /// [`ErrorKind::ShutDown`], [`ErrorKind::ReadOnly`], and those of fsync(2).
     pub fn prove_writable(&self) -> Result<()> {
-        self.layout.make_durable().map_err(|error| self.filesystem.explain_failure(error))
+        self.layout.make_durable().map_err(|error| explain_failure(error, &self.filesystem.path))
     }
 
     /// Returns `true` if a file is on the file system of this store.
@@ -325,4 +318,11 @@ fn lost_store(data_dir: &Path) -> Error {
     Error::new(ErrorKind::NotFound, "open the store", data_dir.display(), cause).with_remedy(
         "restore it, or, to initialise a new one, remove the record of its UUID beside the mount point",
     )
+}
+
+pub(super) fn if_found<T>(opened: Result<T>) -> Result<Option<T>> {
+    match opened {
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
+        opened => opened.map(Some),
+    }
 }

@@ -19,8 +19,8 @@ use nix::unistd::{UnlinkatFlags, ftruncate, symlinkat, unlinkat};
 use super::id::{SnapshotId, VolumeId};
 use super::on_disk::{DirectoryAttributes, layout};
 use super::source::ContentSource;
-use super::space::{Released, recorded};
-use super::store::VolumeStore;
+use super::space::{recorded, reservation_to_release};
+use super::store::{VolumeStore, if_found};
 use crate::error::{Context, Error, ErrorKind, Result};
 use crate::project_quota::{ProjectId, Release};
 use crate::sys::file_lease;
@@ -82,7 +82,7 @@ impl VolumeStore {
         }
         let name = layout::unique(entry.id())?;
         let (from, to) = (self.layout.parent(entry), &self.layout.trash);
-        match self.layout.rename_held(from, entry.id(), to, &name, held) {
+        match layout::rename(from, entry.id(), to, &name, held) {
             Ok(()) => Ok(true),
             // The process that deleted it may have died before the deletion was durable.
             Err(Errno::ENOENT) => self.layout.make_durable().map(|()| false),
@@ -205,10 +205,8 @@ impl VolumeStore {
                 return Ok(if removed { Removal::Done { volume: false } } else { Removal::Postponed });
             }
         }
-        let directory = match layout::open_directory(trash, name) {
-            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Removal::Postponed),
-            directory => directory?,
-        };
+        let opened = if_found(layout::open_directory(trash, name))?;
+        let Some(directory) = opened else { return Ok(Removal::Postponed) };
         let Some(DirectoryAttributes { project, .. }) = DirectoryAttributes::read(&directory)? else {
             self.empty_directory(&directory, name, yield_now, &mut pass.unfinished)?;
             let removed = self.unlink(name, UnlinkatFlags::RemoveDir)?;
@@ -274,7 +272,7 @@ impl VolumeStore {
     /// because it keeps its blocks.
     fn remove_image(&self, name: &str) -> Result<Removal> {
         let Some(image) = self.open_unused_image(name)? else { return Ok(Removal::Postponed) };
-        let released = Released::of(&image)?;
+        let released = reservation_to_release(&image)?;
         if recorded(&image).is_some() {
             // Frees the blocks now. After the removal of the last name the file system would free them in the background, and a
             // count would take them for overhead. The recorded capacity keeps the reservation if the process dies here.
@@ -345,9 +343,9 @@ impl VolumeStore {
             }
             yield_now();
             match self.remove_child(directory, name, child) {
-                Ok(child) => {
+                Ok(lifted) => {
                     names += 1;
-                    *unfinished |= matches!(child, Child::Lifted);
+                    *unfinished |= lifted;
                 }
                 Err(error) => drop(first_error.get_or_insert(error)),
             }
@@ -355,21 +353,22 @@ impl VolumeStore {
         first_error.map_or(Ok(()), Err)
     }
 
-    /// Another process that empties the trash may remove or lift the same entry first (ENOENT).
-    fn remove_child(&self, directory: &OwnedFd, name: &str, child: &CStr) -> Result<Child> {
+    /// Removes an entry of a deleted directory. Returns `true` if it was moved up and is an entry of the trash now. Another process that
+    /// empties the trash may remove or lift the same entry first (ENOENT).
+    fn remove_child(&self, directory: &OwnedFd, name: &str, child: &CStr) -> Result<bool> {
         let refused = |errno| Err(refused(format!("{name}/{}", child.to_string_lossy()), errno));
         let unlinked = match unlinkat(directory, child, UnlinkatFlags::NoRemoveDir) {
             Err(Errno::EISDIR) => unlinkat(directory, child, UnlinkatFlags::RemoveDir),
             other => other,
         };
         match unlinked {
-            Ok(()) | Err(Errno::ENOENT) => return Ok(Child::Removed),
+            Ok(()) | Err(Errno::ENOENT) => return Ok(false),
             Err(Errno::ENOTEMPTY | Errno::EEXIST) => {}
             Err(errno) => return refused(errno),
         }
         let (trash, lifted) = (&self.layout.trash, layout::unique(LIFTED)?);
         match renameat2(directory, child, trash, lifted.as_str(), RenameFlags::RENAME_NOREPLACE) {
-            Ok(()) | Err(Errno::ENOENT) => Ok(Child::Lifted),
+            Ok(()) | Err(Errno::ENOENT) => Ok(true),
             Err(errno) => refused(errno),
         }
     }
@@ -381,13 +380,6 @@ struct TrashPass {
     unfinished: bool,
     /// Volumes are not finished until no pass leaves anything.
     waits: bool,
-}
-
-/// The result for an entry of a deleted directory.
-enum Child {
-    Removed,
-    /// It was moved up and is an entry of the trash now.
-    Lifted,
 }
 
 /// Returns the error for an entry that the kernel refuses to remove.

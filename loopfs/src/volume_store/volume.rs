@@ -11,13 +11,14 @@ use nix::unistd::{Whence, lseek};
 use super::condition::{AbnormalReason, Condition};
 use super::id::VolumeId;
 use super::on_disk::{
-    Annotations, DirectoryAttributes, ForeignRecord, Image, capacity, is_pending, layout, made_from, shares,
+    Annotations, DirectoryAttributes, ForeignRecord, Image, is_pending, layout, made_from, may_share,
+    read_capacity,
 };
 use super::source::OwnedContentSource;
 use super::space::Reservation;
-use super::spec::{VolumeKind, VolumeSpec};
+use super::spec::{Provisioning, VolumeKind, VolumeSpec};
 use crate::error::{Context, Error, ErrorKind, Explanation, Result};
-use crate::loop_device::{Access, AttachOptions, BlockSize};
+use crate::loop_device::{Access, AttachOptions, BlockSize, Discard};
 use crate::project_quota::{ProjectQuota, Usage, project_and_inheritance_of};
 use crate::units::{Bytes, Inodes};
 
@@ -127,7 +128,7 @@ impl Volume {
     pub fn may_share_blocks(&self) -> Result<bool> {
         match self.kind {
             VolumeKind::Filesystem => Ok(false),
-            VolumeKind::Block => shares::may_share(&self.entry),
+            VolumeKind::Block => may_share(&self.entry),
         }
     }
 
@@ -163,10 +164,14 @@ impl Volume {
     pub fn attach_options(&self, access: Access) -> Result<AttachOptions> {
         self.require(VolumeKind::Block)?;
         let Image { direct_io, logical_block_size, provisioning } = Image::read(&self.entry)?;
+        let discard = match provisioning {
+            Provisioning::Thick => Discard::Disabled,
+            Provisioning::Thin => Discard::Enabled,
+        };
         Ok(AttachOptions::new(access)
             .block_size(BlockSize::Exact(logical_block_size.bytes()))
             .direct_io(direct_io)
-            .discard(provisioning.discard())
+            .discard(discard)
             .label(self.id.as_str()))
     }
 
@@ -247,10 +252,9 @@ impl Volume {
     fn directory_stats(&self) -> Result<VolumeStats> {
         let attributes = self.attributes()?;
         let usage = self.usage(attributes)?;
-        let capacity = usage.limits.bytes.hard.ok_or_else(|| self.unlimited())?;
-        let total = usage.limits.inodes.hard.ok_or_else(|| self.unlimited())?;
-        let mut stats = VolumeStats::new(capacity, usage.bytes, self.directory_condition(attributes)?);
-        stats.inodes = Some(InodeStats::new(total, usage.inodes));
+        let limits = Reservation::of_project(&usage).ok_or_else(|| self.unlimited())?;
+        let mut stats = VolumeStats::new(limits.bytes, usage.bytes, self.directory_condition(attributes)?);
+        stats.inodes = Some(InodeStats::new(limits.inodes, usage.inodes));
         self.limit_to_free(&mut stats)?;
         Ok(stats)
     }
@@ -327,9 +331,9 @@ impl Volume {
         Ok(stats)
     }
 
-    /// Reads the recorded capacity before the size: see [`capacity`].
+    /// Reads the recorded capacity before the size: see [`read_capacity`].
     fn recorded_and_size(&self) -> Result<(Bytes, Bytes)> {
-        let recorded = capacity::read(&self.entry)?;
+        let recorded = read_capacity(&self.entry)?;
         Ok((recorded, self.image_size()?))
     }
 
@@ -369,9 +373,8 @@ impl Volume {
 
     /// Returns the current limits of the directory's project.
     pub(super) fn limits(&self) -> Result<Reservation> {
-        let limits = self.usage(self.attributes()?)?.limits;
-        let (bytes, inodes) = limits.bytes.hard.zip(limits.inodes.hard).ok_or_else(|| self.unlimited())?;
-        Ok(Reservation { bytes, inodes })
+        let usage = self.usage(self.attributes()?)?;
+        Reservation::of_project(&usage).ok_or_else(|| self.unlimited())
     }
 
     fn unlimited(&self) -> Error {

@@ -217,8 +217,8 @@ fn a_snapshot_reserves_its_usage() {
     let project = project_of(File::open(xfs().join("snapshots/one")).unwrap()).unwrap();
     let root = File::open(xfs()).unwrap();
     let usage = quota(&root).usage(ProjectId::new(project).unwrap()).unwrap().unwrap();
-    assert_eq!(usage.limits.bytes.hard, Some(usage.bytes), "the limit of a snapshot is its usage");
-    assert_eq!(usage.limits.inodes.hard, Some(usage.inodes));
+    assert_eq!(usage.limits.bytes, Some(usage.bytes), "the limit of a snapshot is its usage");
+    assert_eq!(usage.limits.inodes, Some(usage.inodes));
     drop(snapshot);
 
     std::fs::remove_dir_all(volume_path("source/a")).unwrap();

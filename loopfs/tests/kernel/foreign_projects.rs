@@ -37,7 +37,7 @@ fn all_ids() -> RangeInclusive<ProjectId> {
 }
 
 fn kubelet_limits() -> Limits {
-    Limits { bytes: Limit::SoftHard { soft: NO_LIMIT, hard: NO_LIMIT }, ..Limits::KEEP }
+    Limits { bytes: Limit::Hard(NO_LIMIT), ..Limits::KEEP }
 }
 
 fn usage_of(id: ProjectId) -> Option<Usage> {

@@ -37,7 +37,7 @@ fn a_directory_is_limited_and_unlimited() {
     assert_eq!((report.changed, report.skipped.is_empty()), (2, true), "the root was assigned before");
     let [usage] = used().try_into().unwrap();
     assert_eq!((usage.bytes, usage.inodes), (Bytes(8192), Inodes(3)));
-    assert_eq!(usage.limits.bytes.hard, Some(Bytes(MIB)));
+    assert_eq!(usage.limits.bytes, Some(Bytes(MIB)));
     assert_eq!(project_of(open(path)).unwrap(), usage.id.get());
     assert!(fs::write(path.join("large"), vec![7; 2 << 20]).is_err(), "the limit holds");
     fs::remove_file(path.join("large")).unwrap();
@@ -46,7 +46,7 @@ fn a_directory_is_limited_and_unlimited() {
     fs::hard_link(path.join("below/file"), path.join("link")).unwrap();
     limit_directory(open(path), Limits::hard(Bytes(2 * MIB), Inodes(64))).unwrap();
     let [again] = used().try_into().unwrap();
-    assert_eq!((again.id, again.limits.bytes.hard), (usage.id, Some(Bytes(2 * MIB))));
+    assert_eq!((again.id, again.limits.bytes), (usage.id, Some(Bytes(2 * MIB))));
     let error = limit_directory(open(path), Limits::UNLIMITED).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::InvalidInput, "{error}");
 

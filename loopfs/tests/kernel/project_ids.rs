@@ -191,7 +191,7 @@ fn recovery_frees_only_unused_ids() {
     );
     assert_eq!(used(range.clone()), HashSet::from([of_living]));
     let limits = quota(&root).usage(of_living).unwrap().unwrap().limits;
-    assert_eq!((limits.bytes.hard, limits.inodes.hard), (Some(Bytes(MIB)), Some(Inodes(64))));
+    assert_eq!((limits.bytes, limits.inodes), (Some(Bytes(MIB)), Some(Inodes(64))));
 
     living.close().unwrap();
     assert_eq!(after.release(of_living).unwrap(), Release::Freed);
@@ -264,7 +264,7 @@ fn a_reallocated_id_is_not_released() {
     );
     assert_eq!(ids.draining(), [], "the id is no longer listed as draining");
     let usage = quota(&File::open(xfs()).unwrap()).usage(id).unwrap().unwrap();
-    assert_eq!(usage.limits.bytes.hard, Some(Bytes(MIB)), "the new owner lost its limit");
+    assert_eq!(usage.limits.bytes, Some(Bytes(MIB)), "the new owner lost its limit");
     second.close().unwrap();
     assert_eq!(other.release(id).unwrap(), Release::Freed);
     leaks.check();
@@ -288,8 +288,8 @@ fn a_failed_creation_leaves_no_id() {
     for nothing in [Limits::UNLIMITED, Limits::KEEP] {
         assert_eq!(refused(directory.path(), nothing).kind(), ErrorKind::InvalidInput);
     }
-    let bytes = Limit::SoftHard { soft: Bytes(2), hard: Bytes(1) };
-    assert_eq!(refused(directory.path(), Limits { bytes, ..Limits::KEEP }).kind(), ErrorKind::InvalidInput);
+    let zero = Limits { bytes: Limit::Hard(Bytes(0)), ..Limits::KEEP };
+    assert_eq!(refused(directory.path(), zero).kind(), ErrorKind::InvalidInput);
     assert_eq!(project_of(File::open(directory.path()).unwrap()).unwrap(), 0);
     assign_project(File::open(directory.path()).unwrap(), project(6_599_999)).unwrap();
     assert_eq!(refused(directory.path(), SOME).kind(), ErrorKind::AlreadyExists);

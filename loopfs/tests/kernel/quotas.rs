@@ -1,10 +1,9 @@
 use std::fs::File;
 use std::io::Write;
 use std::os::unix::fs::{MetadataExt, chown};
-use std::time::{Duration, SystemTime};
 
 use loopfs::project_quota::{
-    Bounds, Enforcement, Limit, Limits, ProjectId, StoredLimits, assign_project, project_of,
+    Enforcement, Limit, Limits, ProjectId, StoredLimits, assign_project, project_of,
 };
 use loopfs::{Bytes, ErrorKind, Inodes};
 use nix::errno::Errno;
@@ -22,10 +21,7 @@ fn limits(bytes: u64, inodes: u64) -> Limits {
 }
 
 fn stored_hard(bytes: u64, inodes: u64) -> StoredLimits {
-    StoredLimits {
-        bytes: Bounds { soft: None, hard: Some(Bytes(bytes)) },
-        inodes: Bounds { soft: None, hard: Some(Inodes(inodes)) },
-    }
+    StoredLimits { bytes: Some(Bytes(bytes)), inodes: Some(Inodes(inodes)) }
 }
 
 /// Writes until a write fails. Returns the number of bytes written and the errno.
@@ -116,72 +112,19 @@ fn only_the_requested_limits_are_changed() {
     assert_eq!(quota.set_limits(id, Limits::KEEP).unwrap(), stored_hard(2 * MIB, 7));
     let unlimited = Limits { bytes: Limit::Unlimited, ..Limits::KEEP };
     let stored = quota.set_limits(id, unlimited).unwrap();
-    assert_eq!((stored.bytes, stored.inodes.hard), (Bounds::UNLIMITED, Some(Inodes(7))));
+    assert_eq!((stored.bytes, stored.inodes), (None, Some(Inodes(7))));
     quota.clear_limits(id).unwrap();
     assert_eq!(quota.set_limits(id, Limits::KEEP).unwrap(), StoredLimits::UNLIMITED);
     assert_eq!(quota.usage(id).unwrap(), None, "querying an id does not use it");
 }
 
-/// The size that `statfs` returns is the soft limit.
-#[test]
-fn soft_limits_have_a_grace_period() {
-    let leaks = Leaks::watch();
-    let root = File::open(xfs()).unwrap();
-    let (quota, id) = (quota(&root), project(4007));
-    let requested = Limits {
-        bytes: Limit::SoftHard { soft: Bytes(MIB), hard: Bytes(2 * MIB) },
-        inodes: Limit::SoftHard { soft: Inodes(2), hard: Inodes(4) },
-    };
-    let stored = quota.set_limits(id, requested).unwrap();
-    assert_eq!(stored.bytes, Bounds { soft: Some(Bytes(MIB)), hard: Some(Bytes(2 * MIB)) });
-    assert_eq!(stored.inodes, Bounds { soft: Some(Inodes(2)), hard: Some(Inodes(4)) });
-    let directory = directory();
-    assign_project(File::open(directory.path()).unwrap(), id).unwrap();
-    let statfs = nix::sys::statvfs::statvfs(directory.path()).unwrap();
-    assert_eq!((statfs.blocks() * statfs.fragment_size(), statfs.files()), (MIB, 2));
-
-    let file = directory.path().join("file");
-    std::fs::write(&file, vec![1; 4096]).unwrap();
-    let usage = quota.usage(id).unwrap().unwrap();
-    assert_eq!(
-        (usage.bytes_grace_ends, usage.inodes_grace_ends),
-        (None, None),
-        "the usage is at the soft limit, not above it"
-    );
-    // The soft limit of bytes is exceeded now too, because creating a file also needs space for its name in
-    // the directory.
-    File::create(directory.path().join("another")).unwrap();
-    assert_eq!(fill(&file), (2 * MIB, Errno::ENOSPC));
-    let usage = quota.usage(id).unwrap().unwrap();
-    let week = Duration::from_secs(7 * 24 * 3600);
-    for ends in [usage.bytes_grace_ends, usage.inodes_grace_ends] {
-        let left = ends.expect("a grace period").duration_since(SystemTime::now()).unwrap();
-        // XFS stores the time in units of four seconds.
-        assert!(left <= week + Duration::from_secs(4) && left > week / 2, "{left:?}");
-    }
-
-    // Setting only a hard limit also changes the soft limit. statfs then reports the hard limit as the size.
-    assert_eq!(quota.set_limits(id, limits(2 * MIB, 4)).unwrap(), stored_hard(2 * MIB, 4));
-    let statfs = nix::sys::statvfs::statvfs(directory.path()).unwrap();
-    assert_eq!((statfs.blocks() * statfs.fragment_size(), statfs.files()), (2 * MIB, 4));
-    directory.close().unwrap();
-    quota.finish_inactivation(id).unwrap();
-    quota.clear_limits(id).unwrap();
-    leaks.check();
-}
-
-/// The kernel would ignore these limits without an error.
+/// The kernel would take these limits for none.
 #[test]
 fn ineffective_limits_are_refused() {
     let root = File::open(xfs()).unwrap();
     let (quota, id) = (quota(&root), project(4008));
     quota.set_limits(id, limits(MIB, 100)).unwrap();
-    for refused in [
-        Limits { bytes: Limit::SoftHard { soft: Bytes(2 * MIB), hard: Bytes(MIB) }, ..Limits::KEEP },
-        Limits { inodes: Limit::SoftHard { soft: Inodes(2), hard: Inodes(1) }, ..Limits::KEEP },
-        Limits { inodes: Limit::Hard(Inodes(0)), ..Limits::KEEP },
-        limits(u64::MAX, 100),
-    ] {
+    for refused in [Limits { inodes: Limit::Hard(Inodes(0)), ..Limits::KEEP }, limits(u64::MAX, 100)] {
         let error = quota.set_limits(id, refused).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::InvalidInput, "{error}");
         assert_eq!(quota.usage(id).unwrap().unwrap().limits, stored_hard(MIB, 100));
@@ -207,7 +150,6 @@ fn lowering_a_limit_keeps_the_usage() {
     assert_eq!(std::fs::metadata(&file).unwrap().len(), 2 * MIB);
     let usage = quota.usage(id).unwrap().unwrap();
     assert_eq!(usage.bytes, Bytes(2 * MIB));
-    assert_eq!((usage.bytes_grace_ends.is_some(), usage.inodes_grace_ends), (true, None));
     assert_eq!(fill(&more), (0, Errno::ENOSPC));
     directory.close().unwrap();
     quota.finish_inactivation(id).unwrap();

@@ -172,7 +172,7 @@ fn projects_of(volumes: &[Volume], snapshots: &[Snapshot], root: &Path) -> BTree
 }
 
 fn limits(root: &Path) -> BTreeMap<u32, u64> {
-    let limit = |usage: &Usage| (usage.id.get(), usage.limits.bytes.hard.map_or(0, |bytes| bytes.0));
+    let limit = |usage: &Usage| (usage.id.get(), usage.limits.bytes.map_or(0, |bytes| bytes.0));
     usages(root).iter().map(limit).collect()
 }
 
@@ -188,7 +188,7 @@ fn usages(root: &Path) -> Vec<Usage> {
 
 /// Returns the most space that the inodes of volumes reserve, and those outside of volumes, in four groups.
 fn most_for_inodes(root: &Path) -> u64 {
-    let limits = usages(root).into_iter().map(|usage| usage.limits.inodes.hard.unwrap_or_default().0);
+    let limits = usages(root).into_iter().map(|usage| usage.limits.inodes.unwrap_or_default().0);
     (limits.sum::<u64>() + 1024) * 4 * 512 * 129 / 128
 }
 

@@ -3,17 +3,14 @@
 use std::fs::File;
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
-use std::time::SystemTime;
 
 use anyhow::{Context, Result};
 use clap::{Args, Subcommand};
-use loopfs::project_quota::{
-    Bounds, Enforcement, Limit, Limits, ProjectId, ProjectQuota, StoredLimits, Usage,
-};
+use loopfs::project_quota::{Enforcement, Limit, Limits, ProjectId, ProjectQuota, StoredLimits, Usage};
 use loopfs::{Bytes, Inodes};
 use serde::Serialize;
 
-use crate::output::{Output, Side, Table, counted, seconds_since_1970};
+use crate::output::{Output, Side, Table, counted};
 use crate::project::{open, project_id, project_or_own, sync};
 use crate::size::{self, nonzero, nonzero_number};
 use crate::trees::{CheckTree, LimitDirectory, Tag, UnlimitDirectory};
@@ -22,7 +19,7 @@ use crate::trees::{CheckTree, LimitDirectory, Tag, UnlimitDirectory};
 pub(crate) enum QuotaCommand {
     /// Show the usage and limits of a project
     ///
-    /// JSON: {id, enforced, bytes: {used, soft, hard, grace_ends}, inodes: {the same}}
+    /// JSON: {id, enforced, bytes: {used, hard}, inodes: {the same}}
     #[command(verbatim_doc_comment)]
     Show(ProjectArgs),
     /// Limit a directory
@@ -60,8 +57,8 @@ pub(crate) enum QuotaCommand {
     /// links, sockets, FIFOs and devices can only be tagged from Linux 6.17 on. Before, the command only counts them.
     /// The command can be repeated.
     ///
-    /// JSON: {id, changed, passes, names, directories, left_out: {hard_links, symlinks, sockets, fifos, devices, mounts,
-    /// refused, examples: [{path, reason}]}}
+    /// JSON: {id, changed, passes, names, directories, left_out: {hard_links, special_files, mounts, refused,
+    /// examples: [{path, reason}]}}
     #[command(verbatim_doc_comment, visible_alias = "assign")]
     Tag(Tag),
     /// Find files in a directory that are not in its project
@@ -94,15 +91,9 @@ pub(crate) struct Set {
     /// The limit of its disk usage: a size, `unlimited`, or `keep`
     #[arg(long, value_name = "LIMIT", value_parser = byte_limit)]
     bytes: Option<LimitArg>,
-    /// The disk usage that it may exceed only for the grace period; at most --bytes
-    #[arg(long, value_name = "SIZE", requires = "bytes", value_parser = nonzero)]
-    soft_bytes: Option<u64>,
     /// The limit of its inodes: a number, `unlimited`, or `keep`
     #[arg(long, value_name = "LIMIT", value_parser = inode_limit)]
     inodes: Option<LimitArg>,
-    /// The number of inodes that it may exceed only for the grace period; at most --inodes
-    #[arg(long, value_name = "NUMBER", requires = "inodes", value_parser = nonzero_number)]
-    soft_inodes: Option<u64>,
 }
 
 #[derive(Args, Debug)]
@@ -162,20 +153,15 @@ impl QuotaCommand {
 
 impl Set {
     fn run(&self) -> Result<Output> {
-        let limits = self.limits()?;
         let (directory, id, enforced) = self.project.open()?;
         let quota = ProjectQuota::of(directory.as_fd());
-        quota.set_limits(id, limits)?;
+        quota.set_limits(id, self.limits())?;
         sync(&directory, &self.project.directory)?;
         project_output(id, quota.usage(id)?, enforced)
     }
 
-    fn limits(&self) -> Result<Limits> {
-        let bytes = limit(self.bytes, self.soft_bytes, Bytes)
-            .ok_or_else(|| conflict("--soft-bytes needs a number for --bytes, and not more than that"))?;
-        let inodes = limit(self.inodes, self.soft_inodes, Inodes)
-            .ok_or_else(|| conflict("--soft-inodes needs a number for --inodes, and not more than that"))?;
-        Ok(Limits { bytes, inodes })
+    fn limits(&self) -> Limits {
+        Limits { bytes: limit(self.bytes, Bytes), inodes: limit(self.inodes, Inodes) }
     }
 }
 
@@ -184,16 +170,11 @@ fn conflict(message: &str) -> anyhow::Error {
     clap::Error::raw(clap::error::ErrorKind::ArgumentConflict, message).into()
 }
 
-/// Combines the hard and the soft limit. Returns `None` if there is a soft limit but no hard limit above it.
-fn limit<T>(hard: Option<LimitArg>, soft: Option<u64>, unit: fn(u64) -> T) -> Option<Limit<T>> {
-    match (hard.unwrap_or(LimitArg::Keep), soft) {
-        (LimitArg::Keep, None) => Some(Limit::Keep),
-        (LimitArg::Unlimited, None) => Some(Limit::Unlimited),
-        (LimitArg::Hard(hard), None) => Some(Limit::Hard(unit(hard))),
-        (LimitArg::Hard(hard), Some(soft)) if soft <= hard => {
-            Some(Limit::SoftHard { soft: unit(soft), hard: unit(hard) })
-        }
-        (_, Some(_)) => None,
+fn limit<T>(given: Option<LimitArg>, unit: fn(u64) -> T) -> Limit<T> {
+    match given {
+        None | Some(LimitArg::Keep) => Limit::Keep,
+        Some(LimitArg::Unlimited) => Limit::Unlimited,
+        Some(LimitArg::Hard(hard)) => Limit::Hard(unit(hard)),
     }
 }
 
@@ -209,7 +190,7 @@ impl ListProjects {
             enforced,
             projects: usages.iter().map(|usage| ProjectRow::of(usage, enforced)).collect(),
         };
-        Ok(Output::new(listing.text(SystemTime::now()), &listing)?)
+        Ok(Output::new(listing.text(), &listing)?)
     }
 }
 
@@ -237,16 +218,10 @@ fn open_with_quota(path: &Path) -> Result<(File, bool)> {
 
 fn project_output(id: ProjectId, usage: Option<Usage>, enforced: bool) -> Result<Output> {
     // XFS has no quota record for an id without usage and limits.
-    let usage = usage.unwrap_or(Usage {
-        id,
-        bytes: Bytes(0),
-        inodes: Inodes(0),
-        limits: StoredLimits::UNLIMITED,
-        bytes_grace_ends: None,
-        inodes_grace_ends: None,
-    });
+    let unused = Usage { id, bytes: Bytes(0), inodes: Inodes(0), limits: StoredLimits::UNLIMITED };
+    let usage = usage.unwrap_or(unused);
     let project = ProjectRow::of(&usage, enforced);
-    Ok(Output::new(project.text(SystemTime::now()), &project)?)
+    Ok(Output::new(project.text(), &project)?)
 }
 
 #[derive(Debug, Serialize)]
@@ -267,26 +242,13 @@ struct ProjectRow {
 #[derive(Debug, Serialize)]
 struct ResourceUsage {
     used: u64,
-    soft: Option<u64>,
     hard: Option<u64>,
-    /// The end of the grace period in seconds since 1970.
-    grace_ends: Option<u64>,
 }
 
 impl ResourceUsage {
-    fn of<T>(used: u64, limits: Bounds<T>, grace_ends: Option<SystemTime>, number: fn(T) -> u64) -> Self {
-        Self {
-            used,
-            soft: limits.soft.map(number),
-            hard: limits.hard.map(number),
-            grace_ends: grace_ends.and_then(seconds_since_1970),
-        }
-    }
-
-    /// Returns the cells USED, SOFT, HARD and GRACE of a table.
-    fn cells(&self, show: fn(u64) -> String, now: SystemTime) -> [String; 4] {
-        let limit = |limit: Option<u64>| limit.map(show).unwrap_or_default();
-        [show(self.used), limit(self.soft), limit(self.hard), grace(self.grace_ends, now)]
+    /// Returns the cells USED and HARD of a table.
+    fn cells(&self, show: fn(u64) -> String) -> [String; 2] {
+        [show(self.used), self.hard.map(show).unwrap_or_default()]
     }
 }
 
@@ -295,63 +257,30 @@ impl ProjectRow {
         Self {
             id: usage.id.get(),
             enforced,
-            bytes: ResourceUsage::of(usage.bytes.0, usage.limits.bytes, usage.bytes_grace_ends, |bytes| {
-                bytes.0
-            }),
-            inodes: ResourceUsage::of(
-                usage.inodes.0,
-                usage.limits.inodes,
-                usage.inodes_grace_ends,
-                |inodes| inodes.0,
-            ),
+            bytes: ResourceUsage { used: usage.bytes.0, hard: usage.limits.bytes.map(|bytes| bytes.0) },
+            inodes: ResourceUsage { used: usage.inodes.0, hard: usage.limits.inodes.map(|inodes| inodes.0) },
         }
     }
 
-    fn text(&self, now: SystemTime) -> String {
-        let mut table = Table::new([
-            ("", Side::Left),
-            ("USED", Side::Right),
-            ("SOFT", Side::Right),
-            ("HARD", Side::Right),
-            ("GRACE", Side::Left),
-        ]);
+    fn text(&self) -> String {
+        let mut table = Table::new([("", Side::Left), ("USED", Side::Right), ("HARD", Side::Right)]);
         let Self { id, enforced, bytes, inodes } = self;
-        for (name, cells) in [("bytes", bytes.cells(size::show, now)), ("inodes", inodes.cells(number, now))]
-        {
-            let [used, soft, hard, grace] = cells;
-            table.row([name.to_owned(), used, soft, hard, grace]);
+        for (name, cells) in [("bytes", bytes.cells(size::show)), ("inodes", inodes.cells(number))] {
+            let [used, hard] = cells;
+            table.row([name.to_owned(), used, hard]);
         }
         format!("project {id}{}\n{}", not_enforced(*enforced), table.print())
     }
 }
 
 impl QuotaListing {
-    fn text(&self, now: SystemTime) -> String {
-        let mut table = Table::new([
-            ("ID", Side::Right),
-            ("BYTES", Side::Right),
-            ("SOFT", Side::Right),
-            ("HARD", Side::Right),
-            ("GRACE", Side::Left),
-            ("INODES", Side::Right),
-            ("SOFT", Side::Right),
-            ("HARD", Side::Right),
-            ("GRACE", Side::Left),
-        ]);
+    fn text(&self) -> String {
+        let columns = ["ID", "BYTES", "HARD", "INODES", "HARD"];
+        let mut table = Table::new(columns.map(|column| (column, Side::Right)));
         for ProjectRow { id, enforced: _, bytes, inodes } in &self.projects {
-            let [bytes, soft_bytes, hard_bytes, bytes_grace] = bytes.cells(size::show, now);
-            let [inodes, soft_inodes, hard_inodes, inodes_grace] = inodes.cells(number, now);
-            table.row([
-                id.to_string(),
-                bytes,
-                soft_bytes,
-                hard_bytes,
-                bytes_grace,
-                inodes,
-                soft_inodes,
-                hard_inodes,
-                inodes_grace,
-            ]);
+            let ([bytes, most_bytes], [inodes, most_inodes]) =
+                (bytes.cells(size::show), inodes.cells(number));
+            table.row([id.to_string(), bytes, most_bytes, inodes, most_inodes]);
         }
         let projects = counted(self.projects.len(), "project");
         format!("{}{projects}{}\n", table.print(), not_enforced(self.enforced))
@@ -370,23 +299,8 @@ fn not_enforced(enforced: bool) -> &'static str {
     }
 }
 
-/// Formats the rest of the grace period of a soft limit. The text is empty if the limit is not exceeded.
-fn grace(ends: Option<u64>, now: SystemTime) -> String {
-    let now = seconds_since_1970(now).unwrap_or_default();
-    match ends.map(|ends| ends.saturating_sub(now)) {
-        None => String::new(),
-        Some(0) => "over".to_owned(),
-        Some(left @ ..60) => format!("{left}s"),
-        Some(left @ 60..3600) => format!("{}min", left / 60),
-        Some(left @ 3600..86_400) => format!("{}h", left / 3600),
-        Some(left) => format!("{}d", left / 86_400),
-    }
-}
-
 #[cfg(test)]
 mod tests {
-    use std::time::{Duration, UNIX_EPOCH};
-
     use clap::Parser;
     use rstest::rstest;
 
@@ -399,45 +313,35 @@ mod tests {
             id: ProjectId::new(id).unwrap(),
             bytes: Bytes(12_288),
             inodes: Inodes(3),
-            limits: StoredLimits {
-                bytes: Bounds { soft: Some(Bytes(8192)), hard: Some(Bytes(MIB)) },
-                inodes: Bounds { soft: None, hard: Some(Inodes(100)) },
-            },
-            bytes_grace_ends: Some(UNIX_EPOCH + Duration::from_secs(1_000_000)),
-            inodes_grace_ends: None,
+            limits: StoredLimits { bytes: Some(Bytes(MIB)), inodes: Some(Inodes(100)) },
         }
-    }
-
-    fn now() -> SystemTime {
-        UNIX_EPOCH + Duration::from_secs(1_000_000 - 2 * 86_400)
     }
 
     #[test]
     fn show_prints_a_project_as_text() {
         assert_eq!(
-            ProjectRow::of(&usage(7), false).text(now()),
+            ProjectRow::of(&usage(7), false).text(),
             "\
 project 7; limits are not enforced, because the mount option is pqnoenforce; usage is only counted
-         USED  SOFT  HARD  GRACE
-bytes   12KiB  8KiB  1MiB  2d
-inodes      3     -   100  -
+         USED  HARD
+bytes   12KiB  1MiB
+inodes      3   100
 "
         );
     }
 
     #[test]
     fn list_prints_projects_as_a_table() {
-        let unlimited =
-            Usage { limits: StoredLimits::UNLIMITED, bytes_grace_ends: None, ..usage(u32::MAX - 1) };
+        let unlimited = Usage { limits: StoredLimits::UNLIMITED, ..usage(u32::MAX - 1) };
         let listing = QuotaListing {
             enforced: true,
             projects: [usage(7), unlimited].map(|usage| ProjectRow::of(&usage, true)).into(),
         };
         assert_eq!(
-            listing.text(now()),
-            "        ID  BYTES  SOFT  HARD  GRACE  INODES  SOFT  HARD  GRACE
-         7  12KiB  8KiB  1MiB  2d          3     -   100  -
-4294967294  12KiB     -     -  -           3     -     -  -
+            listing.text(),
+            "        ID  BYTES  HARD  INODES  HARD
+         7  12KiB  1MiB       3   100
+4294967294  12KiB     -       3     -
 2 projects
 "
         );
@@ -450,8 +354,8 @@ inodes      3     -   100  -
             serde_json::json!({
                 "id": 7,
                 "enforced": true,
-                "bytes": { "used": 12_288, "soft": 8192, "hard": 1_048_576, "grace_ends": 1_000_000 },
-                "inodes": { "used": 3, "soft": null, "hard": 100, "grace_ends": null },
+                "bytes": { "used": 12_288, "hard": 1_048_576 },
+                "inodes": { "used": 3, "hard": 100 },
             })
         );
     }
@@ -462,8 +366,7 @@ inodes      3     -   100  -
         assert_eq!(
             serde_json::to_string(&listing).unwrap(),
             "{\"enforced\":false,\"projects\":[{\"id\":7,\"enforced\":false,\
-             \"bytes\":{\"used\":12288,\"soft\":8192,\"hard\":1048576,\"grace_ends\":1000000},\
-             \"inodes\":{\"used\":3,\"soft\":null,\"hard\":100,\"grace_ends\":null}}]}"
+             \"bytes\":{\"used\":12288,\"hard\":1048576},\"inodes\":{\"used\":3,\"hard\":100}}]}"
         );
     }
 
@@ -475,20 +378,13 @@ inodes      3     -   100  -
 
     fn limits(args: &[&str]) -> Option<Limits> {
         let line = Line::try_parse_from(["set", "/d"].iter().chain(args)).ok()?;
-        line.set.limits().ok()
+        Some(line.set.limits())
     }
 
     #[rstest]
     #[case::one_alone(&["--bytes=1MiB"], Limits { bytes: Limit::Hard(Bytes(MIB)), ..Limits::KEEP })]
     #[case::kept_by_name(&["--bytes=keep", "--inodes=5"], Limits { inodes: Limit::Hard(Inodes(5)), ..Limits::KEEP })]
     #[case::neither(&["--bytes=unlimited", "--inodes=unlimited"], Limits::UNLIMITED)]
-    #[case::soft(
-        &["--bytes=2MiB", "--soft-bytes=1MiB", "--inodes=5", "--soft-inodes=5"],
-        Limits {
-            bytes: Limit::SoftHard { soft: Bytes(MIB), hard: Bytes(2 * MIB) },
-            inodes: Limit::SoftHard { soft: Inodes(5), hard: Inodes(5) },
-        }
-    )]
     fn valid_limits_are_parsed(#[case] args: &[&str], #[case] expected: Limits) {
         assert_eq!(limits(args), Some(expected));
     }
@@ -499,12 +395,6 @@ inodes      3     -   100  -
     #[case::no_inodes(&["--inodes=0"])]
     #[case::unit_of_inodes(&["--inodes=4KiB"])]
     #[case::sign(&["--inodes=+4"])]
-    #[case::soft_alone(&["--soft-bytes=1MiB"])]
-    #[case::soft_of_the_other(&["--bytes=1MiB", "--soft-inodes=1"])]
-    #[case::soft_above(&["--bytes=1MiB", "--soft-bytes=2MiB"])]
-    #[case::soft_of_kept(&["--bytes=keep", "--soft-bytes=1MiB"])]
-    #[case::soft_of_unlimited(&["--inodes=unlimited", "--soft-inodes=1"])]
-    #[case::soft_zero(&["--bytes=1MiB", "--soft-bytes=0"])]
     fn invalid_limits_are_rejected(#[case] args: &[&str]) {
         assert_eq!(limits(args), None);
     }
@@ -520,17 +410,5 @@ inodes      3     -   100  -
     #[case("", None)]
     fn project_ids_are_parsed_or_rejected(#[case] text: &str, #[case] expected: Option<u32>) {
         assert_eq!(project_id(text).ok().map(ProjectId::get), expected);
-    }
-
-    #[rstest]
-    #[case(None, "")]
-    #[case(Some(0), "over")]
-    #[case(Some(1_000_000), "over")]
-    #[case(Some(1_000_059), "59s")]
-    #[case(Some(1_000_060), "1min")]
-    #[case(Some(1_003_600), "1h")]
-    #[case(Some(1_604_800), "7d")]
-    fn grace_periods_are_formatted(#[case] ends: Option<u64>, #[case] shown: &str) {
-        assert_eq!(grace(ends, UNIX_EPOCH + Duration::from_secs(1_000_000)), shown);
     }
 }

@@ -7,8 +7,8 @@ use anyhow::{Context, Result};
 use clap::{Args, ValueEnum};
 use loopfs::project_quota::{Limit, Limits, ProjectId, Release};
 use loopfs::project_tree::{
-    HardLinks, SkipReason, Skipped, SkippedEntry, SpecialFiles, StrayInode, TagOptions, TreeCheck,
-    TreeReport, check_tree, limit_directory, tag_tree, unlimit_directory,
+    HardLinks, SkipReason, Skipped, SkippedEntry, StrayInode, TreeCheck, TreeReport, check_tree,
+    limit_directory, tag_tree, unlimit_directory,
 };
 use loopfs::{Bytes, Inodes};
 use serde::Serialize;
@@ -67,8 +67,6 @@ enum HardLinksArg {
     Skip,
     /// Put the file into the project, under all its names
     Tag,
-    /// Fail before changing anything
-    Refuse,
 }
 
 impl Tag {
@@ -77,11 +75,9 @@ impl Tag {
         let hard_links = match self.hard_links {
             HardLinksArg::Skip => HardLinks::Skip,
             HardLinksArg::Tag => HardLinks::Tag,
-            HardLinksArg::Refuse => HardLinks::Refuse,
         };
-        let options = TagOptions { hard_links, ..TagOptions::default() };
         let report =
-            tag_tree(root.as_fd(), self.id, &options, |_| {}).with_context(|| lossy(&self.directory))?;
+            tag_tree(root.as_fd(), self.id, hard_links, |_| {}).with_context(|| lossy(&self.directory))?;
         sync(&root, &self.directory)?;
         let good = is_minor(&report.skipped);
         Ok(Output::new(tag_text(self.id, &report), &tag_json(self.id, &report))?.good(good))
@@ -198,15 +194,11 @@ fn check_text(id: ProjectId, check: &TreeCheck) -> String {
 
 fn skipped_json(skipped: &Skipped) -> impl Serialize {
     let Skipped { hard_links, special_files, mounts, refused, examples } = skipped;
-    let SpecialFiles { symlinks, sockets, fifos, devices } = special_files;
     let example =
         |entry: &SkippedEntry| object! { path: lossy(&entry.path), reason: reason_text(entry.reason) };
     object! {
         hard_links: hard_links,
-        symlinks: symlinks,
-        sockets: sockets,
-        fifos: fifos,
-        devices: devices,
+        special_files: special_files,
         mounts: mounts,
         refused: refused,
         examples: examples.iter().map(example).collect::<Vec<_>>(),
@@ -222,10 +214,7 @@ fn is_minor(skipped: &Skipped) -> bool {
 fn skipped_text(skipped: &Skipped) -> String {
     let counts = [
         (skipped.hard_links, "files with several hard links"),
-        (skipped.special_files.symlinks, "symbolic links"),
-        (skipped.special_files.sockets, "sockets"),
-        (skipped.special_files.fifos, "FIFOs"),
-        (skipped.special_files.devices, "devices"),
+        (skipped.special_files, "symbolic links or special files"),
         (skipped.mounts, "mount points"),
         (skipped.refused, "refused by the kernel"),
     ];
@@ -269,7 +258,7 @@ mod tests {
     fn left_out() -> Skipped {
         Skipped {
             hard_links: 1,
-            special_files: SpecialFiles { symlinks: 2, ..SpecialFiles::default() },
+            special_files: 2,
             refused: 1,
             examples: vec![
                 SkippedEntry { path: "a\u{1b}".into(), reason: SkipReason::HardLink },
@@ -287,7 +276,7 @@ mod tests {
             tag_text(id(), &report),
             "\
 project 7: 3 changed of 6 names, 2 of them directories
-skipped: 1 files with several hard links, 2 symbolic links, 1 refused by the kernel
+skipped: 1 files with several hard links, 2 symbolic links or special files, 1 refused by the kernel
   a\\u{1b}: it has several hard links
   b: Operation not permitted (os error 1)
 "
@@ -328,7 +317,7 @@ directories were moved during the check, so parts of the tree may be unchecked: 
                 "not_inheriting": 1,
                 "strays": [{ "path": "d/f", "id": 9, "inherits": false }],
                 "left_out": {
-                    "hard_links": 0, "symlinks": 0, "sockets": 0, "fifos": 0, "devices": 0, "mounts": 0, "refused": 0,
+                    "hard_links": 0, "special_files": 0, "mounts": 0, "refused": 0,
                     "examples": [],
                 },
                 "disturbed": true,
@@ -339,8 +328,7 @@ directories were moved during the check, so parts of the tree may be unchecked: 
     #[test]
     fn json_fields_stay_unchanged() {
         let report = TreeReport { passes: 2, changed: 3, names: 6, directories: 2, skipped: left_out() };
-        let skipped = "\"left_out\":{\"hard_links\":1,\"symlinks\":2,\"sockets\":0,\"fifos\":0,\"devices\":0,\
-                       \"mounts\":0,\"refused\":1,\"examples\":[{\"path\":\"a\\u001b\",\"reason\":\"it has several hard links\"},\
+        let skipped = "\"left_out\":{\"hard_links\":1,\"special_files\":2,\"mounts\":0,\"refused\":1,\"examples\":[{\"path\":\"a\\u001b\",\"reason\":\"it has several hard links\"},\
                        {\"path\":\"b\",\"reason\":\"Operation not permitted (os error 1)\"}]}";
         assert_eq!(
             serde_json::to_string(&tag_json(id(), &report)).unwrap(),
@@ -371,8 +359,7 @@ directories were moved during the check, so parts of the tree may be unchecked: 
         let check = TreeCheck { skipped: refused, ..TreeCheck::default() };
         assert!(check.is_clean() && !is_complete(&check));
         // Special files alone do not make a check incomplete, because old kernels cannot report their project.
-        let special = SpecialFiles { symlinks: 1, ..SpecialFiles::default() };
-        let skipped = Skipped { special_files: special, ..Skipped::default() };
+        let skipped = Skipped { special_files: 1, ..Skipped::default() };
         let check = TreeCheck { skipped, ..TreeCheck::default() };
         assert!(check.is_clean() && is_complete(&check));
     }

@@ -22,7 +22,6 @@ fn text(bytes: &[u8]) -> String {
 #[case::id(&["quota", "show", "/", "--id", "0"], "write a number from 1 to 4294967294")]
 #[case::no_limit(&["quota", "set", "/", "--id", "7"], "required arguments were not provided")]
 #[case::zero(&["quota", "set", "/", "--id", "7", "--bytes", "0"], "write `unlimited` if that is meant")]
-#[case::soft(&["quota", "set", "/", "--id", "7", "--bytes", "1", "--soft-bytes", "2"], "--soft-bytes needs a number")]
 #[case::unconfirmed_format(&["data-dir", "format", "/dev/null"], "--yes-format-this-disk")]
 #[case::label(&["data-dir", "format", "/dev/null", "--yes-format-this-disk", "--label", "thirteen-byte"], "write 1 to 12 letters")]
 #[case::range(&["quota", "list", "/", "--from", "8", "--to", "7"], "--from is after --to")]
@@ -67,7 +66,7 @@ fn the_help_lists_codes_and_fields() {
     for (command, fields) in [
         (&["list"][..], "size_limit_bytes"),
         (&["detach"], "outcome"),
-        (&["quota", "show"], "grace_ends"),
+        (&["quota", "show"], "used"),
         (&["store", "list"], "capacity_bytes"),
         (&["store", "space"], "available_bytes"),
         (&["data-dir", "check"], "unused_bytes"),

@@ -14,9 +14,6 @@ use crate::volume_store::space::{Reservation, reservation_of_directory};
 use crate::volume_store::staging::Staged;
 use crate::volume_store::store::VolumeStore;
 
-/// The least limit, because a limit of 0 would be no limit. The directory itself is one inode, and may have no block.
-const LEAST: Bytes = Bytes(4096);
-
 impl VolumeStore {
     /// Copies a directory. Releases the shared lock while files are copied, because that takes time proportional to their number
     /// and recovery must not wait for it.
@@ -102,9 +99,8 @@ fn set_final_limits(staged: &mut Staged<'_>, target: CopyTarget<'_>) -> Result<(
         CopyTarget::Volume { capacity, spec, .. } => reservation_of_directory(capacity, spec.directory),
         // A snapshot does not grow.
         CopyTarget::Snapshot { .. } => {
-            let usage = staged.usage()?;
-            let used = usage.map(|usage| (usage.bytes, usage.inodes)).unwrap_or_default();
-            Reservation { bytes: used.0.max(LEAST), inodes: used.1.max(Inodes(1)) }
+            let used = staged.usage()?.map(|usage| (usage.bytes, usage.inodes)).unwrap_or_default();
+            Reservation::of_usage(used.0, used.1)
         }
     };
     staged.set_final_limits(limits)

@@ -10,9 +10,9 @@ use crate::error::{Context, Error, Result};
 use crate::loop_device::Access;
 use crate::units::Bytes;
 use crate::volume_store::expand::allocate;
-use crate::volume_store::on_disk::{Image, shares};
+use crate::volume_store::on_disk::{Image, mark_sharing, may_share};
 use crate::volume_store::source::ContentSource;
-use crate::volume_store::space::{reservation_to_clone, reservation_to_snapshot, shares_blocks};
+use crate::volume_store::space::{reservation_to_copy, shares_blocks};
 use crate::volume_store::spec::Provisioning;
 use crate::volume_store::store::VolumeStore;
 use crate::{flock, reflink};
@@ -37,26 +37,22 @@ impl VolumeStore {
             CopyTarget::Snapshot { .. } => of_source.check_sharing(source).map(|()| of_source)?,
         };
         let source_has_margin = self.has_margin(&original, source, of_source.provisioning)?;
-        let reservation = match target {
-            CopyTarget::Volume { capacity, .. } => reservation_to_clone(capacity, size, source_has_margin),
-            CopyTarget::Snapshot { .. } => reservation_to_snapshot(size, source_has_margin),
+        let clone = match target {
+            CopyTarget::Volume { capacity, .. } => Some(capacity),
+            CopyTarget::Snapshot { .. } => None,
         };
+        let reservation = reservation_to_copy(size, clone, source_has_margin);
         let reserved = self.space_book().reserve(target.entry(), reservation, target.operation());
         let promise = self.mention_trash(reserved)?;
         self.create_image_from(target.entry(), promise, |image| {
             settings.record(image, target.entry())?;
-            shares::mark(&original).context("mark the source of", target.entry())?;
-            shares::mark(image).context("set up", target.entry())?;
+            mark_sharing(&original).context("mark the source of", target.entry())?;
+            mark_sharing(image).context("set up", target.entry())?;
             share(&original, image, target)?;
             target.record(image, source, size)?;
-            match target {
-                // A thick image gets all blocks: FICLONE leaves holes where the source was never written. Shared blocks stay shared.
-                CopyTarget::Volume { capacity, .. } => {
-                    allocate(image, Bytes(0), capacity, settings.provisioning)
-                        .context("allocate", target.entry())
-                }
-                CopyTarget::Snapshot { .. } => Ok(()),
-            }
+            let Some(capacity) = clone else { return Ok(()) };
+            // A thick image gets all blocks: FICLONE leaves holes where the source was never written. Shared blocks stay shared.
+            allocate(image, Bytes(0), capacity, settings.provisioning).context("allocate", target.entry())
         })
         // After an error it is unknown which blocks the source shares.
         .inspect_err(|_| self.space_book().invalidate_total())
@@ -70,7 +66,7 @@ impl VolumeStore {
         entry: ContentSource<'_>,
         provisioning: Provisioning,
     ) -> Result<bool> {
-        if provisioning == Provisioning::Thin || !shares::may_share(image)? {
+        if provisioning == Provisioning::Thin || !may_share(image)? {
             return Ok(provisioning == Provisioning::Thin);
         }
         let shares = shares_blocks(image).context("list the blocks of", entry)?;

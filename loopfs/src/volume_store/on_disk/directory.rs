@@ -9,13 +9,11 @@ use std::ffi::CStr;
 use std::num::NonZeroU64;
 use std::os::fd::{AsFd, OwnedFd};
 
-use nix::errno::Errno;
-use nix::fcntl::OFlag;
 use nix::sys::stat::{Mode, fchmod};
 
 use super::attribute::{self, field};
 use super::layout::{self, Layout};
-use crate::error::{Context, Error, Result};
+use crate::error::{Context, Result};
 use crate::project_quota::{ProjectId, project_of};
 use crate::sys::xattr;
 use crate::volume_store::source::ContentSource;
@@ -78,25 +76,26 @@ impl DirectoryAttributes {
 /// Returns the project ids that directories of the store use, by their inode or by their attribute.
 pub(crate) fn assigned_ids(layout: &Layout) -> Result<HashSet<ProjectId>> {
     let mut assigned = HashSet::new();
-    for directory in layout.entry_directories().chain([&layout.staging]) {
-        add_assigned_ids(directory, &mut assigned)?;
+    for parent in layout.entry_directories().chain([&layout.staging]) {
+        for opened in layout::directories(parent, "volumes and trash")? {
+            let (_, directory) = opened?;
+            assigned.extend(DirectoryAttributes::read(&directory)?.map(|attributes| attributes.project));
+            assigned.extend(ProjectId::new(project_of(&directory)?));
+        }
     }
     Ok(assigned)
 }
 
-/// Adds the project ids that the directories in `parent` use.
-fn add_assigned_ids(parent: &OwnedFd, assigned: &mut HashSet<ProjectId>) -> Result<()> {
-    for name in layout::names(parent, "volumes and trash")? {
-        let directory =
-            match layout::open_beneath(parent.as_fd(), &name, OFlag::O_RDONLY | OFlag::O_DIRECTORY) {
-                Ok(directory) => directory,
-                Err(Errno::ENOTDIR | Errno::ENOENT) => continue,
-                Err(errno) => return Err(Error::sys("open", name, errno)),
-            };
-        assigned.extend(DirectoryAttributes::read(&directory)?.map(|attributes| attributes.project));
-        assigned.extend(ProjectId::new(project_of(&directory)?));
-    }
-    Ok(())
+/// Returns the directories of volumes or snapshots in `parent`, with their names and projects.
+pub(crate) fn projects(
+    parent: &OwnedFd,
+) -> Result<impl Iterator<Item = Result<(String, OwnedFd, ProjectId)>>> {
+    let with_project = |(name, directory): (String, OwnedFd)| -> Result<_> {
+        let attributes = DirectoryAttributes::read(&directory)?;
+        Ok(attributes.map(|attributes| (name, directory, attributes.project)))
+    };
+    let directories = layout::directories(parent, "volumes, snapshots and trash")?;
+    Ok(directories.filter_map(move |opened| opened.and_then(with_project).transpose()))
 }
 
 #[cfg(test)]

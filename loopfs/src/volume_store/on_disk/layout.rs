@@ -114,13 +114,8 @@ impl Layout {
         flock::shared(self.lock_file()?, self.lock_timeout, OPERATION)
     }
 
-    /// Takes the lock that excludes all operations in progress.
-    pub(crate) fn lock_exclusive(&self) -> Result<Flock<OwnedFd>> {
-        self.lock_exclusive_within(self.lock_timeout)
-    }
-
-    /// As [`lock_exclusive`](Self::lock_exclusive), with a timeout of its own. All changes of the store wait behind this call.
-    pub(crate) fn lock_exclusive_within(&self, timeout: Duration) -> Result<Flock<OwnedFd>> {
+    /// Takes the lock that excludes all operations in progress. All changes of the store wait behind this call.
+    pub(crate) fn lock_exclusive(&self, timeout: Duration) -> Result<Flock<OwnedFd>> {
         const OPERATION: &str = "recover the store, which takes the lock";
         // The kernel grants a shared lock while another one is held, so callers that overlap could keep this one out for good.
         // While it has the turn, they wait behind it.
@@ -176,7 +171,8 @@ impl Layout {
         }
     }
 
-    fn has_entries(&self) -> Result<bool> {
+    /// Returns `true` if the store has volumes, snapshots, or entries in staging or the trash.
+    pub(crate) fn has_entries(&self) -> Result<bool> {
         for directory in self.entry_directories().chain([&self.staging]) {
             if has_entries(directory, "volumes, snapshots and trash")? {
                 return Ok(true);
@@ -194,7 +190,7 @@ impl Layout {
     /// may stay in memory for half a minute. Touching a file appends to that log, and fsync of the file writes the log up to that
     /// point.
     pub(crate) fn make_durable(&self) -> Result<()> {
-        let file = open_file(&self.private, "lock", OFlag::O_RDWR)?;
+        let file = self.lock_file()?;
         futimens(&file, &TimeSpec::UTIME_NOW, &TimeSpec::UTIME_NOW).context("touch", ".loopfs/lock")?;
         fsync(&file).context("fsync", ".loopfs/lock")
     }
@@ -224,32 +220,20 @@ impl Layout {
     pub(crate) fn entry_directories(&self) -> impl Iterator<Item = &OwnedFd> {
         [&self.volumes, &self.trash, &self.snapshots].into_iter()
     }
+}
 
-    /// Moves an entry between directories of the store, never onto another one, durably.
-    pub(crate) fn rename(
-        &self,
-        from: &OwnedFd,
-        name: &str,
-        to: &OwnedFd,
-        new_name: &str,
-    ) -> std::result::Result<(), Errno> {
-        self.rename_held(from, name, to, new_name, ())
-    }
-
-    /// As [`rename`](Self::rename). Drops `held` after the rename and before it is durable.
-    pub(crate) fn rename_held(
-        &self,
-        from: &OwnedFd,
-        name: &str,
-        to: &OwnedFd,
-        new_name: &str,
-        held: impl Sized,
-    ) -> std::result::Result<(), Errno> {
-        renameat2(from, name, to, new_name, RenameFlags::RENAME_NOREPLACE)?;
-        drop(held);
-        fsync(to)?;
-        fsync(from)
-    }
+/// Moves an entry between directories of the store, never onto another one, durably. Drops `held` after the rename and before it is durable.
+pub(crate) fn rename(
+    from: &OwnedFd,
+    name: &str,
+    to: &OwnedFd,
+    new_name: &str,
+    held: impl Sized,
+) -> std::result::Result<(), Errno> {
+    renameat2(from, name, to, new_name, RenameFlags::RENAME_NOREPLACE)?;
+    drop(held);
+    fsync(to)?;
+    fsync(from)
 }
 
 /// Creates a directory that only root can pass, whatever the modes of its entries.
@@ -295,6 +279,20 @@ pub(crate) fn open_file(parent: impl AsFd, name: &str, flags: OFlag) -> Result<O
 pub(crate) fn names(directory: &OwnedFd, what: &str) -> Result<Vec<String>> {
     // Entries that are not UTF-8 were not created by this code and are ignored.
     list(directory, what, |entry| entry.file_name().to_str().ok().map(str::to_owned))
+}
+
+/// Opens the directories in a directory, each when it is reached. Leaves out those that were removed since they were listed.
+pub(crate) fn directories(
+    parent: &OwnedFd,
+    what: &str,
+) -> Result<impl Iterator<Item = Result<(String, OwnedFd)>>> {
+    Ok(names(parent, what)?.into_iter().filter_map(move |name| {
+        match open_beneath(parent.as_fd(), &name, OFlag::O_RDONLY | OFlag::O_DIRECTORY) {
+            Ok(directory) => Some(Ok((name, directory))),
+            Err(Errno::ENOTDIR | Errno::ENOENT) => None,
+            Err(errno) => Some(Err(Error::sys("open", name, errno))),
+        }
+    }))
 }
 
 /// Returns `true` if a directory has an entry besides `.` and `..`. Stops at the first one.

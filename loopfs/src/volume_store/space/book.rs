@@ -6,18 +6,15 @@ use std::ops::RangeInclusive;
 use std::time::Duration;
 
 use super::record::{PendingLock, ReservationRecord, ReservationTotals, Reserved};
-use super::reservation::{FilesystemInodes, Released, Reservation, Space};
+use super::reservation::{FilesystemInodes, Reservation, Space};
 use crate::error::{ErrorKind, Result};
-use crate::project_quota::{Limits, ProjectId, ProjectIds, Release};
-use crate::units::{Bytes, Inodes};
+use crate::project_quota::{ProjectId, ProjectIds, Release};
+use crate::units::Bytes;
 use crate::volume_store::on_disk::{DataFilesystem, Layout, assigned_ids};
 use crate::volume_store::source::ContentSource;
 
 /// How long all changes of the store may wait for a retry of deferred releases. Most operations hold their lock for milliseconds.
 const RETRY_LOCK_TIMEOUT: Duration = Duration::from_secs(1);
-
-/// The least limit, because a limit of 0 bytes would be no limit.
-const LEAST_LIMIT: Bytes = Bytes(4096);
 
 /// Space reserved for an image that is being created or expanded. Drop it once the image has its name or its new size: from
 /// then on a count finds the space in the image itself.
@@ -169,19 +166,19 @@ impl<'s> SpaceBook<'s> {
         }
     }
 
-    /// Removes the name of an image and releases its reservation. `unlink` removes the name, and returns `false` if another
-    /// process has done so.
+    /// Removes the name of an image and releases its reservation; `None` if that has to be counted. `unlink` removes the name, and
+    /// returns `false` if another process has done so.
     pub(crate) fn remove_image(
         &self,
-        released: Released,
+        released: Option<Reservation>,
         unlink: impl FnOnce() -> Result<bool>,
     ) -> Result<bool> {
         self.change_total(|totals| {
             let removed = unlink()?;
             match released {
                 _ if !removed => {}
-                Released::Known(reservation) => totals.release(reservation),
-                Released::Unknown => totals.total = None,
+                Some(reservation) => totals.release(reservation),
+                None => totals.total = None,
             }
             Ok(removed)
         })
@@ -225,7 +222,7 @@ impl<'s> SpaceBook<'s> {
         }
         // Before anything is locked, as above. Files that are closed later are left to the next emptying of the trash.
         self.finish_all_inactivation()?;
-        let _lock = match self.layout.lock_exclusive_within(RETRY_LOCK_TIMEOUT) {
+        let _lock = match self.layout.lock_exclusive(RETRY_LOCK_TIMEOUT) {
             Err(error) if error.kind() == ErrorKind::Busy => return Ok(()),
             locked => locked?,
         };
@@ -242,16 +239,12 @@ impl<'s> SpaceBook<'s> {
         self.change_total(|totals| {
             let quota = self.filesystem.quota();
             let Some(usage) = quota.usage(project)? else { return Ok(()) };
-            let (Some(bytes), Some(inodes)) = (usage.limits.bytes.hard, usage.limits.inodes.hard) else {
-                return Ok(());
-            };
-            let limits = Reservation { bytes, inodes };
-            let lowered = Reservation {
-                bytes: usage.bytes.max(LEAST_LIMIT).min(bytes),
-                inodes: usage.inodes.max(Inodes(1)).min(inodes),
-            };
+            let Some(limits) = Reservation::of_project(&usage) else { return Ok(()) };
+            let used = Reservation::of_usage(usage.bytes, usage.inodes);
+            let lowered =
+                Reservation { bytes: used.bytes.min(limits.bytes), inodes: used.inodes.min(limits.inodes) };
             if lowered != limits {
-                quota.set_limits(project, Limits::hard(lowered.bytes, lowered.inodes))?;
+                quota.set_limits(project, lowered.limits())?;
                 totals.release(limits.saturating_sub(lowered));
             }
             Ok(())

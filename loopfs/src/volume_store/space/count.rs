@@ -2,7 +2,7 @@
 //!
 //! **Images.** fstat(2) counts a block that several images share after a clone for each of them, but it occupies the disk only
 //! once. To find shared blocks, a count has to list the extents of an image. It does so only for images that took part in a
-//! clone: these have the attribute of [`shares`]. Of any other image it needs only the status.
+//! clone: [`may_share`] returns `true` for them. Of any other image it needs only the status.
 //!
 //! **The overhead** is the space that is neither free nor used by volumes. But the files of directories that share blocks, after
 //! a copy by the store or a tenant's `cp --reflink`, are each charged for them. The difference is then too small, and asking
@@ -25,7 +25,7 @@ use crate::error::{Context, ErrorKind, Result};
 use crate::sys::fiemap::{self, FiemapExtent};
 use crate::sys::xattr;
 use crate::units::{Bytes, Inodes};
-use crate::volume_store::on_disk::{attribute, is_snapshot, layout, shares};
+use crate::volume_store::on_disk::{attribute, is_snapshot, layout, may_share};
 use crate::volume_store::spec::Provisioning;
 
 /// On `.loopfs`: bytes in use beside inodes, and the size of the file system, when the store was empty.
@@ -49,9 +49,9 @@ impl SpaceBook<'_> {
         for usage in self.filesystem.quota().ids(self.range.clone()) {
             let usage = usage?;
             // A volume over its limit uses more than its reservation.
-            volumes = volumes.saturating_add(usage.limits.bytes.hard.unwrap_or_default().max(usage.bytes));
+            volumes = volumes.saturating_add(usage.limits.bytes.unwrap_or_default().max(usage.bytes));
             in_use = in_use.saturating_add(usage.bytes);
-            inodes = inodes.saturating_add(usage.limits.inodes.hard.unwrap_or_default().max(usage.inodes).0);
+            inodes = inodes.saturating_add(usage.limits.inodes.unwrap_or_default().max(usage.inodes).0);
             inodes_in_use = inodes_in_use.saturating_add(usage.inodes.0);
         }
         let mut shared = SharedBlocks::default();
@@ -75,7 +75,7 @@ impl SpaceBook<'_> {
 
     /// Records the overhead if the store is empty and has no record yet. The caller has locked the data directory.
     pub(crate) fn record_overhead(&self) -> Result<()> {
-        if self.recorded_overhead()?.is_some() || !self.is_empty()? {
+        if self.recorded_overhead()?.is_some() || self.layout.has_entries()? {
             return Ok(());
         }
         let inodes = FilesystemInodes::read(self.filesystem)?.allocated();
@@ -97,15 +97,6 @@ impl SpaceBook<'_> {
         // A file system that was expanded uses more.
         let now = u128::from(bytes) * u128::from(total.0) / u128::from(of.max(1));
         Ok(Bytes(u64::try_from(now).unwrap_or(bytes)))
-    }
-
-    fn is_empty(&self) -> Result<bool> {
-        for directory in self.layout.entry_directories().chain([&self.layout.staging]) {
-            if !layout::names(directory, "the directories of the store")?.is_empty() {
-                return Ok(false);
-            }
-        }
-        Ok(true)
     }
 
     fn recorded_overhead(&self) -> Result<Option<(u64, u64)>> {
@@ -143,7 +134,7 @@ impl ImageSpace {
         // An image keeps its reservation if it was truncated, in the trash or by another program.
         let size = Bytes(status.st_size as u64).max(recorded(&image).unwrap_or_default());
         let mut sharing = false;
-        if shares::may_share(&image)? {
+        if may_share(&image)? {
             let common = shared.add(&image).context("list the blocks of image", name)?;
             alone = alone.saturating_sub(common);
             sharing = common > Bytes(0);

@@ -15,15 +15,13 @@
 //! | reserved, for a directory | the hard limits in the quota record of its project id | when the limits are set | when the limits are removed |
 //! | deferred release, of a directory | the same limits | when the directory is removed from the trash | when nothing is charged to the project id any more |
 //!
-//! **The total** of all reservations is in one record, which all processes change under its lock (`record.rs`). Only the
-//! methods of [`SpaceBook`] change it. They change it in the same critical section as the reservation: the call that removes
-//! a limit or a name also releases its reservation, and a call that finds it already removed releases nothing. So any number
-//! of processes can empty the trash, recover and expand concurrently, and none releases a reservation twice.
+//! **The total** of all reservations is in one record (`record.rs`), which only the methods of [`SpaceBook`] change, under its lock and
+//! in the same critical section as the reservation. The call that removes a limit or a name also releases its reservation, and a call
+//! that finds it already removed releases nothing.
 //!
 //! **The total is an upper bound.** A method raises it before a reservation begins and lowers it after one has ended, so a
 //! crash leaves it too high. Before such a section the method marks the total as inexact. The next call that returns the
-//! space counts it again, and so does each call that would fail for lack of space. A count is itself inexact while
-//! images are pending, because it finds their blocks too, and before the file system has freed the blocks of deleted files.
+//! space counts it again, and so does each call that would fail for lack of space.
 //!
 //! `docs/decisions/0017-reservations.md` gives the reasons.
 
@@ -36,6 +34,6 @@ pub(crate) use book::{PendingReservation, SpaceBook};
 pub(crate) use count::shares_blocks;
 pub use reservation::Space;
 pub(crate) use reservation::{
-    Released, Reservation, recorded, reservation_of_directory, reservation_of_image, reservation_to_clone,
-    reservation_to_expand, reservation_to_snapshot, reserves_margin,
+    Reservation, recorded, reservation_of_directory, reservation_of_image, reservation_to_copy,
+    reservation_to_expand, reservation_to_release, reserves_margin,
 };

@@ -96,8 +96,8 @@ impl ReservationTotals {
     pub(super) fn release_limit(&mut self, cleared: &Usage) {
         let limits = cleared.limits;
         self.release(Reservation {
-            bytes: limits.bytes.hard.unwrap_or_default(),
-            inodes: limits.inodes.hard.unwrap_or_default(),
+            bytes: limits.bytes.unwrap_or_default(),
+            inodes: limits.inodes.unwrap_or_default(),
         });
     }
 }

@@ -14,9 +14,10 @@ use std::os::fd::{AsFd, OwnedFd};
 use nix::sys::stat::fstat;
 
 use crate::error::{Context, Error, ErrorKind, Result};
+use crate::project_quota::{Limits, Usage};
 use crate::sys::xfs::{self, Geometry, GroupGeometry};
 use crate::units::{Bytes, Inodes};
-use crate::volume_store::on_disk::{DataFilesystem, DirectorySpec, Image, capacity, shares};
+use crate::volume_store::on_disk::{DataFilesystem, DirectorySpec, Image, may_share, read_capacity};
 use crate::volume_store::source::ContentSource;
 use crate::volume_store::spec::{Provisioning, VolumeKind, VolumeSpec};
 
@@ -36,6 +37,21 @@ pub(crate) struct Reservation {
 }
 
 impl Reservation {
+    /// Returns the hard limits of a project, or `None` if one is missing.
+    pub(crate) fn of_project(usage: &Usage) -> Option<Self> {
+        let (bytes, inodes) = usage.limits.bytes.zip(usage.limits.inodes)?;
+        Some(Self { bytes, inodes })
+    }
+
+    /// Returns the least limits that hold a usage. A limit of 0 would be no limit.
+    pub(crate) fn of_usage(bytes: Bytes, inodes: Inodes) -> Self {
+        Self { bytes: bytes.max(Bytes(UNIT)), inodes: inodes.max(Inodes(1)) }
+    }
+
+    pub(crate) fn limits(self) -> Limits {
+        Limits::hard(self.bytes, self.inodes)
+    }
+
     /// Returns the reservation of an image, which is one inode.
     fn of_image(bytes: Bytes) -> Self {
         Self { bytes, inodes: Inodes(1) }
@@ -61,7 +77,7 @@ pub(super) fn margin(size: Bytes) -> Bytes {
 /// Returns `true` if the reservation of an image may include the margin for its extent tree. A count leaves it out if the image
 /// shares no blocks any more.
 pub(crate) fn reserves_margin(image: impl AsFd, provisioning: Provisioning) -> Result<bool> {
-    Ok(provisioning == Provisioning::Thin || shares::may_share(image)?)
+    Ok(provisioning == Provisioning::Thin || may_share(image)?)
 }
 
 /// Returns what the store reserves for a new, empty directory: at least two inodes, because the directory itself is one.
@@ -86,47 +102,25 @@ pub(crate) fn reservation_to_expand(current: Bytes, capacity: Bytes, has_margin:
     Reservation { bytes, inodes: Inodes(0) }
 }
 
-/// Returns what the store reserves for a clone of an image of `size` bytes. The source shares blocks from then on,
-/// so its margin is reserved too if it has none yet.
-pub(crate) fn reservation_to_clone(capacity: Bytes, size: Bytes, source_has_margin: bool) -> Reservation {
-    let clone = capacity.saturating_add(margin(capacity));
-    Reservation::of_image(clone.saturating_add(margin_of_source(size, source_has_margin)))
+/// Returns what the store reserves for a copy of an image of `size` bytes: a clone of a capacity, or a snapshot (`None`). Nothing writes to
+/// a snapshot, so it needs no margin. The source shares blocks from then on, so its margin is reserved too if it has none yet.
+pub(crate) fn reservation_to_copy(size: Bytes, clone: Option<Bytes>, source_has_margin: bool) -> Reservation {
+    let copy = clone.map_or(size, |capacity| capacity.saturating_add(margin(capacity)));
+    let of_source = if source_has_margin { Bytes(0) } else { margin(size) };
+    Reservation::of_image(copy.saturating_add(of_source))
 }
 
-/// Returns what the store reserves for a snapshot of an image of `size` bytes. Nothing writes to the snapshot, so it
-/// needs no margin itself.
-pub(crate) fn reservation_to_snapshot(size: Bytes, source_has_margin: bool) -> Reservation {
-    Reservation::of_image(size.saturating_add(margin_of_source(size, source_has_margin)))
-}
-
-fn margin_of_source(size: Bytes, has_margin: bool) -> Bytes {
-    if has_margin { Bytes(0) } else { margin(size) }
-}
-
-/// The reservation that the removal of an image from the trash releases.
-#[derive(Clone, Copy, Debug)]
-pub(crate) enum Released {
-    Known(Reservation),
-    /// It depends on other images, so the total has to be counted.
-    Unknown,
-}
-
-impl Released {
-    /// Returns the reservation of an image. Call it before the image is truncated.
-    pub(crate) fn of(image: &OwnedFd) -> Result<Self> {
-        // Images that it shares blocks with may need less afterwards.
-        let (Some(recorded), false) = (recorded(image), shares::may_share(image)?) else {
-            return Ok(Self::Unknown);
-        };
-        let size =
-            Bytes(fstat(image).context("fstat", "an image in the trash")?.st_size as u64).max(recorded);
-        Ok(Self::Known(reservation_of_image(size, provisioning(image))))
-    }
+/// Returns the reservation that the removal of an image from the trash releases. Returns `None` if it depends on other images: those that
+/// it shares blocks with may need less afterwards. Call it before the image is truncated.
+pub(crate) fn reservation_to_release(image: &OwnedFd) -> Result<Option<Reservation>> {
+    let (Some(recorded), false) = (recorded(image), may_share(image)?) else { return Ok(None) };
+    let size = Bytes(fstat(image).context("fstat", "an image in the trash")?.st_size as u64).max(recorded);
+    Ok(Some(reservation_of_image(size, provisioning(image))))
 }
 
 /// Returns the recorded capacity; `None` if there is none or if it cannot be read.
 pub(crate) fn recorded(image: &OwnedFd) -> Option<Bytes> {
-    capacity::read(image).ok()
+    read_capacity(image).ok()
 }
 
 /// Returns `Thin` also if the settings cannot be read: better to reserve too much.
@@ -378,15 +372,11 @@ mod tests {
     fn inodes_are_reserved_in_each_group() {
         let inodes = filesystem(&geometry(), &[64, 0, 0, 0]);
         assert_eq!((inodes.in_use(), inodes.allocated()), (Inodes(48), Bytes(64 * 512)));
-        let bytes = 4 * (1000 + 512) * 512;
-        assert_eq!(inodes.reservation(Inodes(1000)), Bytes(bytes + bytes / 128));
-    }
-
-    #[test]
-    fn free_inodes_count_once_per_group() {
-        let inodes = filesystem(&geometry(), &[8192, 64, 0, 0]);
-        let bytes = (8192 + 3 * (1000 + 512)) * 512;
-        assert_eq!(inodes.reservation(Inodes(1000)), Bytes(bytes + bytes / 128));
+        let one_is_full = filesystem(&geometry(), &[8192, 64, 0, 0]);
+        for (inodes, most) in [(inodes, 4 * (1000 + 512)), (one_is_full, 8192 + 3 * (1000 + 512))] {
+            let bytes = most * 512;
+            assert_eq!(inodes.reservation(Inodes(1000)), Bytes(bytes + bytes / 128));
+        }
     }
 
     #[test]

@@ -18,7 +18,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use loopfs::project_quota::{ProjectId, project_of};
-use loopfs::project_tree::{Skipped, TagOptions, TreeCheck, TreeReport, check_tree, tag_tree};
+use loopfs::project_tree::{HardLinks, Skipped, TreeCheck, TreeReport, check_tree, tag_tree};
 use nix::sys::stat::Mode;
 
 use crate::environment::{Leaks, directory, quota, xfs};
@@ -50,11 +50,11 @@ impl Fixture {
     }
 
     fn tag(&self) -> loopfs::Result<TreeReport> {
-        self.tag_with(&TagOptions::default())
+        self.tag_with(HardLinks::Skip)
     }
 
-    fn tag_with(&self, options: &TagOptions) -> loopfs::Result<TreeReport> {
-        tag_tree(File::open(self.tree()).unwrap().as_fd(), self.id, options, |_| {})
+    fn tag_with(&self, hard_links: HardLinks) -> loopfs::Result<TreeReport> {
+        tag_tree(File::open(self.tree()).unwrap().as_fd(), self.id, hard_links, |_| {})
     }
 
     fn check(&self) -> TreeCheck {

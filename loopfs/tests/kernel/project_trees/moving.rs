@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use loopfs::ErrorKind;
 use loopfs::project_quota::ProjectId;
-use loopfs::project_tree::{TagOptions, TreeReport, check_tree, tag_tree};
+use loopfs::project_tree::{HardLinks, TreeReport, check_tree, clear_tree, tag_tree};
 use nix::fcntl::{AT_FDCWD, RenameFlags, renameat2};
 
 use super::{Fixture, fingerprint, project_at};
@@ -53,12 +53,11 @@ fn assert_untouched(directory: &Path) {
 /// Tags the tree and calls `act` once while the walk is in `tree/a/b`.
 fn tag_and_act(fixture: &Fixture, act: impl FnOnce()) -> TreeReport {
     let mut act = Some(act);
-    let report =
-        tag_tree(File::open(fixture.tree()).unwrap().as_fd(), fixture.id, &TagOptions::default(), |_| {
-            if let Some(act) = act.take() {
-                act();
-            }
-        });
+    let report = tag_tree(File::open(fixture.tree()).unwrap().as_fd(), fixture.id, HardLinks::Skip, |_| {
+        if let Some(act) = act.take() {
+            act();
+        }
+    });
     assert!(act.is_none(), "the walk ended before `act` was called");
     report.unwrap()
 }
@@ -103,8 +102,7 @@ fn another_pass_tags_a_replacement() {
         fs::create_dir(tree.join("a/c")).unwrap();
         fs::write(tree.join("a/c/file"), "").unwrap();
         // The new directory leaves the project, so that only a further pass can find it.
-        loopfs::project_tree::clear_tree(File::open(tree.join("a")).unwrap().as_fd(), &TagOptions::default())
-            .unwrap();
+        clear_tree(File::open(tree.join("a")).unwrap(), fixture.id).unwrap();
     });
     assert_eq!(project_at(&tree.join("a/c/file")), 5303, "{report:?}");
     assert_eq!(
@@ -214,7 +212,7 @@ fn concurrent_renames_never_change_anything_outside() {
         let renaming = scope.spawn(|| rename_at_random(&tree, &outside, &ended));
         for round in 0..40 {
             let id = if round % 2 == 0 { fixture.id } else { other };
-            match tag_tree(root.as_fd(), id, &TagOptions::default(), |_| {}) {
+            match tag_tree(root.as_fd(), id, HardLinks::Skip, |_| {}) {
                 Ok(_) => {}
                 Err(error) => assert_eq!(error.kind(), ErrorKind::Busy, "{error}"),
             }

@@ -7,7 +7,7 @@ use std::os::unix::fs::{PermissionsExt, chown};
 use loopfs::ErrorKind;
 use loopfs::mount::{MountFlags, bind_mount, unmount};
 use loopfs::project_quota::{ProjectId, assign_project};
-use loopfs::project_tree::{SkipReason, SkippedEntry, TagOptions, check_tree, tag_tree};
+use loopfs::project_tree::{HardLinks, SkipReason, SkippedEntry, check_tree, tag_tree};
 use nix::unistd::{Uid, setfsuid};
 use rustix::fs::{IFlags, ioctl_getflags, ioctl_setflags};
 
@@ -42,7 +42,7 @@ fn tagging_a_read_only_mount_fails() {
     let flags = MountFlags { read_only: true, ..MountFlags::default() };
     bind_mount(File::open(fixture.tree()).unwrap().as_fd(), target.path(), flags).unwrap();
     let root = File::open(target.path()).unwrap();
-    let error = tag_tree(root.as_fd(), fixture.id, &TagOptions::default(), |_| {}).unwrap_err();
+    let error = tag_tree(root.as_fd(), fixture.id, HardLinks::Skip, |_| {}).unwrap_err();
     assert_eq!((error.kind(), error.errno()), (ErrorKind::ReadOnly, Some(libc::EROFS)));
     assert_eq!(check_tree(root.as_fd(), fixture.id, |_| {}).unwrap().other_project, 2);
     drop(root);
@@ -97,7 +97,7 @@ fn an_unprivileged_owner_tags_own_files() {
 
     let outside = File::open(fixture.outside()).unwrap();
     let error =
-        as_user(OWNER, || tag_tree(outside.as_fd(), fixture.id, &TagOptions::default(), |_| {})).unwrap_err();
+        as_user(OWNER, || tag_tree(outside.as_fd(), fixture.id, HardLinks::Skip, |_| {})).unwrap_err();
     assert_eq!((error.kind(), error.errno()), (ErrorKind::PermissionDenied, Some(libc::EPERM)));
     let closed = File::open(tree.join("their directory")).unwrap();
     let error = as_user(OWNER, || check_tree(closed.as_fd(), fixture.id, |_| {})).unwrap_err();
@@ -113,17 +113,13 @@ fn tagging_ends_despite_id_changes() {
     let sub = File::open(fixture.tree().join("sub")).unwrap();
     let other = ProjectId::new(5205).unwrap();
     let mut passes = 0;
-    let error = tag_tree(
-        File::open(fixture.tree()).unwrap().as_fd(),
-        fixture.id,
-        &TagOptions { most_passes: 5, ..TagOptions::default() },
-        |report| {
+    let error =
+        tag_tree(File::open(fixture.tree()).unwrap().as_fd(), fixture.id, HardLinks::Skip, |report| {
             passes = report.passes;
             assign_project(&sub, other).unwrap();
-        },
-    )
-    .unwrap_err();
-    assert_eq!((error.kind(), passes), (ErrorKind::Busy, 5));
+        })
+        .unwrap_err();
+    assert_eq!((error.kind(), passes), (ErrorKind::Busy, 8));
     drop(sub);
     fixture.end();
 }
@@ -132,12 +128,11 @@ fn tagging_ends_despite_id_changes() {
 #[test]
 fn tagging_needs_a_suitable_directory() {
     let id = ProjectId::new(5206).unwrap();
-    let options = TagOptions::default();
     let tmpfs = scratch();
-    let error = tag_tree(File::open(tmpfs.path()).unwrap().as_fd(), id, &options, |_| {}).unwrap_err();
+    let error = tag_tree(File::open(tmpfs.path()).unwrap(), id, HardLinks::Skip, |_| {}).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Unsupported, "{error}");
     let path = tmpfs.path().join("file");
     fs::write(&path, "").unwrap();
-    let error = tag_tree(File::open(&path).unwrap().as_fd(), id, &options, |_| {}).unwrap_err();
+    let error = tag_tree(File::open(&path).unwrap(), id, HardLinks::Skip, |_| {}).unwrap_err();
     assert_eq!(error.errno(), Some(libc::ENOTDIR));
 }

@@ -8,7 +8,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use loopfs::project_quota::Limits;
-use loopfs::project_tree::{StrayInode, TagOptions, TreeReport, clear_tree, tag_tree};
+use loopfs::project_tree::{HardLinks, StrayInode, TreeReport, clear_tree, tag_tree};
 use loopfs::{Bytes, Inodes, test_support};
 use nix::fcntl::{OFlag, openat, renameat};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
@@ -69,8 +69,7 @@ fn clearing_ends_charges_and_inheritance() {
     let fixture = Fixture::new(5002);
     populate(&fixture.tree());
     fixture.tag().unwrap();
-    let report = clear_tree(File::open(fixture.tree()).unwrap().as_fd(), &TagOptions::default()).unwrap();
-    assert_eq!((report.changed, report.skipped), (6, nothing()));
+    clear_tree(File::open(fixture.tree()).unwrap(), fixture.id).unwrap();
     assert_eq!(fixture.charged(), (0, 0));
     let check = fixture.check();
     assert_eq!((check.other_project, check.not_inheriting), (6, 3));
@@ -114,7 +113,7 @@ fn a_check_lists_strays() {
     assert!(fixture.check().is_clean());
     assert_eq!(fixture.charged(), usage_of(&fixture.tree()));
 
-    clear_tree(b.as_fd(), &TagOptions::default()).unwrap();
+    clear_tree(&b, fixture.id).unwrap();
     let cleared = fixture.check();
     assert_eq!((cleared.other_project, cleared.not_inheriting), (3, 1));
     assert!(cleared.strays.contains(&stray("a/b", 0, false)), "{cleared:?}");
@@ -159,7 +158,7 @@ fn thousands_of_entries_are_visited_once() {
     }
     let mut reports = Vec::new();
     let report =
-        tag_tree(File::open(fixture.tree()).unwrap().as_fd(), fixture.id, &TagOptions::default(), |report| {
+        tag_tree(File::open(fixture.tree()).unwrap().as_fd(), fixture.id, HardLinks::Skip, |report| {
             reports.push((report.passes, report.names, report.changed))
         })
         .unwrap();
@@ -197,7 +196,7 @@ fn deep_trees_need_few_descriptors() {
         .max();
     // The highest descriptor may have been that of the listing itself, which is closed again.
     setrlimit(Resource::RLIMIT_NOFILE, highest.unwrap() + 4, hard).unwrap();
-    let tagged = loopfs::project_tree::tag_tree(root.as_fd(), fixture.id, &TagOptions::default(), |_| {});
+    let tagged = tag_tree(root.as_fd(), fixture.id, HardLinks::Skip, |_| {});
     let checked = loopfs::project_tree::check_tree(
         root.as_fd(),
         loopfs::project_quota::ProjectId::new(5009).unwrap(),

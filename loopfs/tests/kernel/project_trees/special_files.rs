@@ -5,9 +5,8 @@ use std::os::fd::AsFd;
 use std::os::unix::fs::symlink;
 use std::os::unix::net::UnixListener;
 
-use loopfs::ErrorKind;
 use loopfs::mount::{MountFlags, bind_mount, unmount};
-use loopfs::project_tree::{HardLinks, SkipReason, Skipped, SkippedEntry, SpecialFiles, TagOptions};
+use loopfs::project_tree::{HardLinks, SkipReason, Skipped, SkippedEntry};
 use nix::mount::{MsFlags, mount};
 use nix::sys::inotify::{AddWatchFlags, InitFlags, Inotify};
 use nix::sys::stat::{Mode, SFlag, makedev, mknod};
@@ -15,7 +14,7 @@ use nix::sys::stat::{Mode, SFlag, makedev, mknod};
 use super::{Fixture, fingerprint, has_file_setattr, make_fifo, nothing, project_at};
 
 /// Returns the skipped entries: before Linux 6.17 no system call can tag special files.
-fn untagged(special_files: SpecialFiles) -> Skipped {
+fn untagged(special_files: u64) -> Skipped {
     if has_file_setattr() { nothing() } else { Skipped { special_files, ..nothing() } }
 }
 
@@ -30,7 +29,7 @@ fn symbolic_links_are_tagged_unfollowed() {
     symlink("/", tree.join("to the root")).unwrap();
     let before = fingerprint(&outside);
     let report = fixture.tag().unwrap();
-    assert_eq!(report.skipped, untagged(SpecialFiles { symlinks: 5, ..SpecialFiles::default() }));
+    assert_eq!(report.skipped, untagged(5));
     assert_eq!(report.names, 6);
     assert_eq!(fingerprint(&outside), before);
     let charged = if has_file_setattr() { 6 } else { 1 };
@@ -40,7 +39,7 @@ fn symbolic_links_are_tagged_unfollowed() {
     assert_eq!(fixture.charged().1, charged + 1);
     let check = fixture.check();
     assert!(check.is_clean(), "{check:?}");
-    assert_eq!(check.skipped, untagged(SpecialFiles { symlinks: 6, ..SpecialFiles::default() }));
+    assert_eq!(check.skipped, untagged(6));
     fixture.end();
 }
 
@@ -58,9 +57,8 @@ fn special_files_are_tagged_unopened() {
     for name in ["fifo", "socket", "null", "block", "whiteout"] {
         opened.add_watch(&tree.join(name), AddWatchFlags::IN_OPEN).unwrap();
     }
-    let kinds = SpecialFiles { sockets: 1, fifos: 1, devices: 3, ..SpecialFiles::default() };
-    assert_eq!(fixture.tag().unwrap().skipped, untagged(kinds));
-    assert_eq!(fixture.check().skipped, untagged(kinds));
+    assert_eq!(fixture.tag().unwrap().skipped, untagged(5));
+    assert_eq!(fixture.check().skipped, untagged(5));
     assert_eq!(opened.read_events().map(|events| events.len()), Err(nix::errno::Errno::EAGAIN));
     // Opening the FIFO here proves that the watch would have reported an open.
     drop(File::options().read(true).write(true).open(tree.join("fifo")).unwrap());
@@ -119,7 +117,7 @@ fn only_the_mounted_tree_is_tagged() {
     let report = loopfs::project_tree::tag_tree(
         File::open(&target).unwrap().as_fd(),
         fixture.id,
-        &TagOptions::default(),
+        HardLinks::Skip,
         |_| {},
     );
     unmount(&target).unwrap();
@@ -129,7 +127,7 @@ fn only_the_mounted_tree_is_tagged() {
     fixture.end();
 }
 
-/// A file with a hard link outside of the tree is skipped, tagged or refused, as the option says.
+/// A file with a hard link outside of the tree is skipped or tagged, as the option says.
 #[test]
 fn outside_hard_links_follow_the_option() {
     let fixture = Fixture::new(5105);
@@ -138,33 +136,21 @@ fn outside_hard_links_follow_the_option() {
     fs::hard_link(outside.join("file"), tree.join("sub/linked")).unwrap();
     make_fifo(&outside.join("fifo"));
     fs::hard_link(outside.join("fifo"), tree.join("fifo")).unwrap();
-    let before = fingerprint(fixture.directory.path());
-    let with = |hard_links| TagOptions { hard_links, ..TagOptions::default() };
-
-    let error = fixture.tag_with(&with(HardLinks::Refuse)).unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::InvalidInput);
-    assert_eq!(fingerprint(fixture.directory.path()), before, "refused before anything was changed");
-
     let before = fingerprint(&outside);
     let report = fixture.tag().unwrap();
     assert_eq!(fingerprint(&outside), before);
     // Before Linux 6.17 the FIFO cannot be tagged, however many names it has.
     let special = if has_file_setattr() { 0 } else { 1 };
     assert_eq!((report.changed, report.skipped.hard_links), (2, 2 - special));
-    assert_eq!(report.skipped.special_files.fifos, special);
+    assert_eq!(report.skipped.special_files, special);
     let linked = SkippedEntry { path: "sub/linked".into(), reason: SkipReason::HardLink };
     assert!(report.skipped.examples.contains(&linked), "{report:?}");
     assert_eq!(fixture.check().other_project, 2 - special);
     let link = fs::hard_link(outside.join("directory/file"), tree.join("sub/late")).unwrap_err();
     assert_eq!(link.raw_os_error(), Some(libc::EXDEV), "the kernel refuses a link into a tagged directory");
 
-    assert_eq!(fixture.tag_with(&with(HardLinks::Tag)).unwrap().changed, 2 - special);
+    assert_eq!(fixture.tag_with(HardLinks::Tag).unwrap().changed, 2 - special);
     assert_eq!(project_at(&outside.join("file")), 5105);
-    assert_eq!(
-        fixture.tag_with(&with(HardLinks::Refuse)).unwrap().changed,
-        0,
-        "the file is already in the project"
-    );
     assert_eq!(fixture.tag().unwrap().skipped.hard_links, 0);
     fixture.end();
 }

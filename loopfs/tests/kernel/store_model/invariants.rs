@@ -65,7 +65,7 @@ pub(super) fn entries(directory: &str) -> Result<Vec<PathBuf>> {
 /// Each directory has a project of its own with a limit, and the limit of a volume is its capacity.
 fn projects(state: &State, quotas: &BTreeMap<u32, Usage>) -> Result<()> {
     for usage in quotas.values() {
-        if usage.limits.bytes.hard.is_none() {
+        if usage.limits.bytes.is_none() {
             return Err(format!("a project with usage has a limit: {usage:?}").into());
         }
     }
@@ -92,8 +92,7 @@ fn projects(state: &State, quotas: &BTreeMap<u32, Usage>) -> Result<()> {
     }
     for (number, volume) in state.volumes.iter().filter(|(_, volume)| volume.form == Form::Directory) {
         let usage = &quotas[&project_of(File::open(path(Entry::Volume(*number)))?)?];
-        let limits =
-            [usage.limits.bytes.hard.map(|bytes| bytes.0), usage.limits.inodes.hard.map(|inodes| inodes.0)];
+        let limits = [usage.limits.bytes.map(|bytes| bytes.0), usage.limits.inodes.map(|inodes| inodes.0)];
         if limits != [Some(volume.capacity), Some(volume.capacity / 16384)] {
             return Err(
                 format!("the limits of v{number} are its capacity {}: {limits:?}", volume.capacity).into()
@@ -107,7 +106,7 @@ fn projects(state: &State, quotas: &BTreeMap<u32, Usage>) -> Result<()> {
 fn reservations(space: Space, quotas: &BTreeMap<u32, Usage>) -> Result<()> {
     let (mut least, mut most) = (0, 0);
     for usage in quotas.values() {
-        let limit = usage.limits.bytes.hard.unwrap_or_default().0;
+        let limit = usage.limits.bytes.unwrap_or_default().0;
         least += limit;
         most += limit.max(usage.bytes.0);
     }
