@@ -91,18 +91,12 @@ pub(crate) struct ProjectArgs {
 pub(crate) struct Set {
     #[command(flatten)]
     project: ProjectArgs,
-    /// The limit of its disk usage: a size, `unlimited`, or `keep`
+    /// The limit of its disk usage: a size, or `unlimited`
     #[arg(long, value_name = "LIMIT", value_parser = byte_limit)]
-    bytes: Option<LimitArg>,
-    /// The disk usage that it may exceed only for the grace period; at most --bytes
-    #[arg(long, value_name = "SIZE", requires = "bytes", value_parser = nonzero)]
-    soft_bytes: Option<u64>,
-    /// The limit of its inodes: a number, `unlimited`, or `keep`
+    bytes: Option<Limit<Bytes>>,
+    /// The limit of its inodes: a number, or `unlimited`
     #[arg(long, value_name = "LIMIT", value_parser = inode_limit)]
-    inodes: Option<LimitArg>,
-    /// The number of inodes that it may exceed only for the grace period; at most --inodes
-    #[arg(long, value_name = "NUMBER", requires = "inodes", value_parser = nonzero_number)]
-    soft_inodes: Option<u64>,
+    inodes: Option<Limit<Inodes>>,
 }
 
 #[derive(Args, Debug)]
@@ -110,37 +104,20 @@ pub(crate) struct ListProjects {
     /// Any directory of the file system
     #[arg(value_name = "DIR")]
     directory: PathBuf,
-    /// The first project to show
-    #[arg(long, value_name = "ID", default_value = "1", value_parser = project_id)]
-    from: ProjectId,
-    /// The last project to show
-    #[arg(long, value_name = "ID", default_value = "4294967294", value_parser = project_id)]
-    to: ProjectId,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum LimitArg {
-    Keep,
-    Unlimited,
-    Hard(u64),
-}
-
-impl LimitArg {
-    fn read(text: &str, number: fn(&str) -> Result<u64, String>) -> Result<Self, String> {
-        match text {
-            "keep" => Ok(Self::Keep),
-            "unlimited" => Ok(Self::Unlimited),
-            text => number(text).map(Self::Hard),
-        }
+fn byte_limit(text: &str) -> Result<Limit<Bytes>, String> {
+    match text {
+        "unlimited" => Ok(Limit::Unlimited),
+        text => nonzero(text).map(|bytes| Limit::Hard(Bytes(bytes))),
     }
 }
 
-fn byte_limit(text: &str) -> Result<LimitArg, String> {
-    LimitArg::read(text, nonzero)
-}
-
-fn inode_limit(text: &str) -> Result<LimitArg, String> {
-    LimitArg::read(text, nonzero_number)
+fn inode_limit(text: &str) -> Result<Limit<Inodes>, String> {
+    match text {
+        "unlimited" => Ok(Limit::Unlimited),
+        text => nonzero_number(text).map(|inodes| Limit::Hard(Inodes(inodes))),
+    }
 }
 
 impl QuotaCommand {
@@ -162,49 +139,24 @@ impl QuotaCommand {
 
 impl Set {
     fn run(&self) -> Result<Output> {
-        let limits = self.limits()?;
         let (directory, id, enforced) = self.project.open()?;
         let quota = ProjectQuota::of(directory.as_fd());
-        quota.set_limits(id, limits)?;
+        quota.set_limits(id, self.limits())?;
         sync(&directory, &self.project.directory)?;
         project_output(id, quota.usage(id)?, enforced)
     }
 
-    fn limits(&self) -> Result<Limits> {
-        let bytes = limit(self.bytes, self.soft_bytes, Bytes)
-            .ok_or_else(|| conflict("--soft-bytes needs a number for --bytes, and not more than that"))?;
-        let inodes = limit(self.inodes, self.soft_inodes, Inodes)
-            .ok_or_else(|| conflict("--soft-inodes needs a number for --inodes, and not more than that"))?;
-        Ok(Limits { bytes, inodes })
-    }
-}
-
-/// Returns the error for arguments that contradict each other in a way that clap cannot express.
-fn conflict(message: &str) -> anyhow::Error {
-    clap::Error::raw(clap::error::ErrorKind::ArgumentConflict, message).into()
-}
-
-/// Combines the hard and the soft limit. Returns `None` if there is a soft limit but no hard limit above it.
-fn limit<T>(hard: Option<LimitArg>, soft: Option<u64>, unit: fn(u64) -> T) -> Option<Limit<T>> {
-    match (hard.unwrap_or(LimitArg::Keep), soft) {
-        (LimitArg::Keep, None) => Some(Limit::Keep),
-        (LimitArg::Unlimited, None) => Some(Limit::Unlimited),
-        (LimitArg::Hard(hard), None) => Some(Limit::Hard(unit(hard))),
-        (LimitArg::Hard(hard), Some(soft)) if soft <= hard => {
-            Some(Limit::SoftHard { soft: unit(soft), hard: unit(hard) })
-        }
-        (_, Some(_)) => None,
+    fn limits(&self) -> Limits {
+        Limits { bytes: self.bytes.unwrap_or_default(), inodes: self.inodes.unwrap_or_default() }
     }
 }
 
 impl ListProjects {
     fn run(&self) -> Result<Output> {
-        if self.from > self.to {
-            return Err(conflict("--from is after --to"));
-        }
         let (directory, enforced) = open_with_quota(&self.directory)?;
         let quota = ProjectQuota::of(directory.as_fd());
-        let usages: Vec<Usage> = quota.ids(self.from..=self.to).collect::<loopfs::Result<_>>()?;
+        let usages: Vec<Usage> =
+            quota.ids(ProjectId::FIRST..=ProjectId::LAST).collect::<loopfs::Result<_>>()?;
         let listing = QuotaListing {
             enforced,
             projects: usages.iter().map(|usage| ProjectRow::of(usage, enforced)).collect(),
@@ -443,30 +395,6 @@ inodes      3     -   100  -
         );
     }
 
-    #[test]
-    fn show_prints_a_project_as_json() {
-        assert_eq!(
-            serde_json::to_value(ProjectRow::of(&usage(7), true)).unwrap(),
-            serde_json::json!({
-                "id": 7,
-                "enforced": true,
-                "bytes": { "used": 12_288, "soft": 8192, "hard": 1_048_576, "grace_ends": 1_000_000 },
-                "inodes": { "used": 3, "soft": null, "hard": 100, "grace_ends": null },
-            })
-        );
-    }
-
-    #[test]
-    fn json_fields_stay_unchanged() {
-        let listing = QuotaListing { enforced: false, projects: vec![ProjectRow::of(&usage(7), false)] };
-        assert_eq!(
-            serde_json::to_string(&listing).unwrap(),
-            "{\"enforced\":false,\"projects\":[{\"id\":7,\"enforced\":false,\
-             \"bytes\":{\"used\":12288,\"soft\":8192,\"hard\":1048576,\"grace_ends\":1000000},\
-             \"inodes\":{\"used\":3,\"soft\":null,\"hard\":100,\"grace_ends\":null}}]}"
-        );
-    }
-
     #[derive(Debug, Parser)]
     struct Line {
         #[command(flatten)]
@@ -475,19 +403,15 @@ inodes      3     -   100  -
 
     fn limits(args: &[&str]) -> Option<Limits> {
         let line = Line::try_parse_from(["set", "/d"].iter().chain(args)).ok()?;
-        line.set.limits().ok()
+        Some(line.set.limits())
     }
 
     #[rstest]
     #[case::one_alone(&["--bytes=1MiB"], Limits { bytes: Limit::Hard(Bytes(MIB)), ..Limits::KEEP })]
-    #[case::kept_by_name(&["--bytes=keep", "--inodes=5"], Limits { inodes: Limit::Hard(Inodes(5)), ..Limits::KEEP })]
     #[case::neither(&["--bytes=unlimited", "--inodes=unlimited"], Limits::UNLIMITED)]
-    #[case::soft(
-        &["--bytes=2MiB", "--soft-bytes=1MiB", "--inodes=5", "--soft-inodes=5"],
-        Limits {
-            bytes: Limit::SoftHard { soft: Bytes(MIB), hard: Bytes(2 * MIB) },
-            inodes: Limit::SoftHard { soft: Inodes(5), hard: Inodes(5) },
-        }
+    #[case::both(
+        &["--bytes=2MiB", "--inodes=5"],
+        Limits { bytes: Limit::Hard(Bytes(2 * MIB)), inodes: Limit::Hard(Inodes(5)) }
     )]
     fn valid_limits_are_parsed(#[case] args: &[&str], #[case] expected: Limits) {
         assert_eq!(limits(args), Some(expected));
@@ -499,12 +423,6 @@ inodes      3     -   100  -
     #[case::no_inodes(&["--inodes=0"])]
     #[case::unit_of_inodes(&["--inodes=4KiB"])]
     #[case::sign(&["--inodes=+4"])]
-    #[case::soft_alone(&["--soft-bytes=1MiB"])]
-    #[case::soft_of_the_other(&["--bytes=1MiB", "--soft-inodes=1"])]
-    #[case::soft_above(&["--bytes=1MiB", "--soft-bytes=2MiB"])]
-    #[case::soft_of_kept(&["--bytes=keep", "--soft-bytes=1MiB"])]
-    #[case::soft_of_unlimited(&["--inodes=unlimited", "--soft-inodes=1"])]
-    #[case::soft_zero(&["--bytes=1MiB", "--soft-bytes=0"])]
     fn invalid_limits_are_rejected(#[case] args: &[&str]) {
         assert_eq!(limits(args), None);
     }

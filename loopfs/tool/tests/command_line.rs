@@ -22,10 +22,8 @@ fn text(bytes: &[u8]) -> String {
 #[case::id(&["quota", "show", "/", "--id", "0"], "write a number from 1 to 4294967294")]
 #[case::no_limit(&["quota", "set", "/", "--id", "7"], "required arguments were not provided")]
 #[case::zero(&["quota", "set", "/", "--id", "7", "--bytes", "0"], "write `unlimited` if that is meant")]
-#[case::soft(&["quota", "set", "/", "--id", "7", "--bytes", "1", "--soft-bytes", "2"], "--soft-bytes needs a number")]
 #[case::unconfirmed_format(&["data-dir", "format", "/dev/null"], "--yes-format-this-disk")]
 #[case::label(&["data-dir", "format", "/dev/null", "--yes-format-this-disk", "--label", "thirteen-byte"], "write 1 to 12 letters")]
-#[case::range(&["quota", "list", "/", "--from", "8", "--to", "7"], "--from is after --to")]
 fn an_invalid_command_exits_with_2(#[case] args: &[&str], #[case] says: &str) {
     let output = loopfs(args);
     assert_eq!(output.status.code(), Some(2), "{output:?}");
