@@ -170,6 +170,7 @@ mod tests {
     use super::*;
     use crate::preflight::facts::Failure;
     use crate::preflight::facts::tests::data_dir;
+    use crate::preflight::tests::assert_check;
 
     fn filesystem(directory: &mut DataDir) -> &mut DataFilesystemFacts {
         directory.filesystem.as_mut().unwrap()
@@ -229,10 +230,6 @@ mod tests {
     ) {
         let mut directory = data_dir();
         change(&mut directory);
-        let checks = judge(Some(&directory), Some(Path::new("/mnt/kubelet")));
-        let check = checks.iter().find(|check| check.id == id).unwrap();
-        assert_eq!(check.status, status, "{check:?}");
-        assert_eq!(check.remedy.is_none(), remedy.is_empty(), "{check:?}");
-        assert!(check.remedy.as_deref().unwrap_or_default().contains(remedy), "{check:?}");
+        assert_check(&judge(Some(&directory), Some(Path::new("/mnt/kubelet"))), id, status, remedy);
     }
 }
