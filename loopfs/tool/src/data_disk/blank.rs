@@ -178,18 +178,6 @@ mod tests {
     use loopfs::loop_device::BackingFile;
 
     use super::*;
-    use crate::data_disk::superblock::tests::SECTOR;
-
-    fn content_of(start: &[u8]) -> Option<Problem> {
-        let directory = tempfile::tempdir().unwrap();
-        let image = directory.path().join("image");
-        std::fs::write(&image, start).unwrap();
-        File::options().write(true).open(&image).unwrap().set_len(MIN_SIZE.0).unwrap();
-        let file = File::open(&image).unwrap();
-        let edges = Edges::read(&file, MIN_SIZE.0).unwrap();
-        let superblock = Superblock::read(&file, MIN_SIZE.0).unwrap();
-        content(Path::new("/dev/vdb"), MIN_SIZE, &edges, superblock.as_ref())
-    }
 
     /// Loop devices on partitions of the disk count as users too.
     #[test]
@@ -215,24 +203,5 @@ mod tests {
             assert_eq!(backing_device(&attributes), None);
         }
         assert_eq!(backing_device(&Attributes::default()), None);
-    }
-
-    #[test]
-    fn any_nonzero_byte_is_content() {
-        assert_eq!(content_of(&[]), None);
-        let content = content_of(&[&[0; 700][..], b"x"].concat()).unwrap().to_string();
-        assert!(content.contains("byte 700 is not zero"), "{content}");
-        assert!(
-            content.contains("blkdiscard --force --zeroout --offset 0 --length 4194304 /dev/vdb"),
-            "{content}"
-        );
-    }
-
-    #[test]
-    fn an_incomplete_mkfs_is_named() {
-        let mut sector = *SECTOR;
-        sector[126] = 1;
-        let content = content_of(&sector).unwrap().to_string();
-        assert!(content.contains("has not completed") && content.contains("blkdiscard"), "{content}");
     }
 }

@@ -156,6 +156,7 @@ mod tests {
         assert_eq!(remedies.map(|remedy| remedy.contains("--make-rshared")), [false, true]);
     }
 
+    /// The kernel tests have further facts.
     #[rstest]
     #[case::absent_directory(DIRECTORY, |k: &mut Kubelet| k.resolved = None, Status::NotChecked, "")]
     #[case::linked_pods(DIRECTORY, |k: &mut Kubelet| k.mounted[0].is_link = true, Status::Missing, "mount --bind")]
@@ -165,12 +166,6 @@ mod tests {
     #[case::linked_directory(DIRECTORY, |k: &mut Kubelet| {
         (k.resolved, k.in_use) = (Some("/data/kubelet".into()), vec!["/data/kubelet".into()]);
     }, Status::Warning, "--root-dir")]
-    #[case::private(PROPAGATION, |k: &mut Kubelet| {
-        (mount(k).shared, mount(k).isolation) = (false, Some(Isolation::Private));
-    }, Status::Missing, "mount --make-rshared /")]
-    #[case::shared_within_a_service(PROPAGATION, |k: &mut Kubelet| {
-        mount(k).isolation = Some(Isolation::NoPeers);
-    }, Status::Missing, "PrivateTmp=")]
     #[case::private_with_a_space(PROPAGATION, |k: &mut Kubelet| {
         let mount = mount(k);
         (mount.mount_point, mount.isolation) = ("/mnt/a b".into(), Some(Isolation::Private));
@@ -179,7 +174,6 @@ mod tests {
         let mount = mount(k);
         (mount.mount_point, mount.shared) = ("/mnt/a b".into(), false);
     }, Status::Warning, "`mount --make-rshared '/mnt/a b'`")]
-    #[case::private_on_the_node(PROPAGATION, |k: &mut Kubelet| mount(k).shared = false, Status::Warning, "mount --make-rshared /")]
     #[case::read_only(PROPAGATION, |k: &mut Kubelet| mount(k).read_only = true, Status::Missing, "writable file system at /var/lib/kubelet")]
     #[case::absent(PROPAGATION, |k: &mut Kubelet| {
         k.mounted[0].mount = Err(Failure { kind: ErrorKind::Other, message: "open /k/pods".to_owned() });

@@ -416,6 +416,7 @@ mod tests {
     /// Docker's default set.
     const DOCKER: u64 = 0xa804_25fb;
 
+    /// The kernel tests have further facts.
     #[rstest]
     #[case::old_kernel("kernel", |f: &mut Facts| f.release = "5.10.0-35".into(), Status::Missing, "5.14")]
     #[case::no_diskseq("kernel", |f: &mut Facts| f.release = "5.14.21".into(), Status::Warning, "6.1")]
@@ -430,9 +431,6 @@ mod tests {
     #[case::loop_module("loop-driver", |f: &mut Facts| f.loop_driver = DriverState::Module, Status::Ok, "")]
     #[case::loop_unknown("loop-driver", |f: &mut Facts| f.loop_driver = DriverState::Unknown, Status::NotChecked, "modprobe loop")]
     #[case::max_part("loop-driver", |f: &mut Facts| f.max_part = Some(15), Status::Ok, "")]
-    #[case::no_node_in_a_copy("loop-control", |f: &mut Facts| {
-        (f.control, f.dev) = (ControlState::NoNode, Some(dev("tmpfs")));
-    }, Status::NotChecked, "c 10:237 rwm")]
     #[case::no_node_nor_module_in_a_copy("loop-control", |f: &mut Facts| {
         (f.control, f.dev, f.loop_driver) = (ControlState::NoNode, Some(dev("tmpfs")), DriverState::Absent);
     }, Status::Missing, "modprobe loop")]
@@ -450,13 +448,8 @@ mod tests {
         (f.control, f.dev, f.capabilities) = (ControlState::NoNode, Some(dev("tmpfs")), Some(1 << 21));
     }, Status::Missing, "modprobe loop")]
     #[case::not_opened("loop-control", |f: &mut Facts| f.control = ControlState::NotOpened, Status::NotChecked, "")]
-    #[case::device_cgroup("loop-control", |f: &mut Facts| f.control = open_error(ErrorKind::PermissionDenied), Status::Missing, "c 10:237 rwm")]
-    #[case::no_root("loop-control", |f: &mut Facts| {
-        (f.control, f.capabilities) = (open_error(ErrorKind::PermissionDenied), Some(0));
-    }, Status::NotChecked, "root")]
     #[case::other_node("loop-control", |f: &mut Facts| f.control = open_error(ErrorKind::Unsupported), Status::Missing, "modprobe loop")]
     #[case::no_dev("dev", |f: &mut Facts| f.dev = None, Status::NotChecked, "")]
-    #[case::static_dev("dev", |f: &mut Facts| f.dev = Some(dev("tmpfs")), Status::Warning, "-v /dev:/dev")]
     #[case::static_dev_allowed("dev", |f: &mut Facts| f.dev = Some(dev("tmpfs")), Status::Warning, "`b 7:* rwm`")]
     #[case::static_dev_without_mknod("dev", |f: &mut Facts| {
         (f.dev, f.capabilities) = (Some(Dev { usable: 0, ..dev("tmpfs") }), Some(1 << 21));
@@ -470,16 +463,6 @@ mod tests {
     #[case::read_only_dev("dev", |f: &mut Facts| {
         f.dev = Some(Dev { options: vec!["ro".into()], usable: 0, ..dev("tmpfs") });
     }, Status::Missing, "hostPath")]
-    #[case::denied_device("dev", |f: &mut Facts| {
-        f.dev = Some(Dev { denied: vec!["loop0".into()], ..dev("devtmpfs") });
-    }, Status::Missing, "b 7:* rwm")]
-    #[case::nodev("dev", |f: &mut Facts| {
-        f.dev = Some(Dev { options: vec!["nodev".into()], ..dev("tmpfs") });
-    }, Status::Missing, "hostPath")]
-    #[case::removed_nodes("dev", |f: &mut Facts| {
-        let without_node = vec!["loop7".into(), "loop65536".into()];
-        f.dev = Some(Dev { without_node, chosen_without_node: vec!["loop65536".into()], ..dev("devtmpfs") });
-    }, Status::Missing, "`mknod -m 0660 /dev/loop65536 b $(tr : ' ' </sys/block/loop65536/dev)`")]
     #[case::removed_node_of_another_program("dev", |f: &mut Facts| {
         f.dev = Some(Dev { without_node: vec!["loop7".into()], ..dev("devtmpfs") });
     }, Status::Warning, "`mknod -m 0660 /dev/loop7 b $(tr : ' ' </sys/block/loop7/dev)`")]
@@ -495,14 +478,10 @@ mod tests {
     #[case::call_denied("system-calls", |f: &mut Facts| {
         (f.calls[1].1, f.seccomp) = (Errno::EPERM, true);
     }, Status::Missing, "seccompProfile")]
-    #[case::call_without_root("system-calls", |f: &mut Facts| {
-        (f.calls[1].1, f.capabilities) = (Errno::EPERM, Some(0));
-    }, Status::NotChecked, "root")]
     #[case::filter("system-calls", |f: &mut Facts| f.seccomp = true, Status::Ok, "")]
     #[case::no_capability("capabilities", |f: &mut Facts| f.capabilities = Some(DOCKER), Status::Missing, "--cap-add SYS_ADMIN")]
     #[case::few_capabilities("capabilities", |f: &mut Facts| f.capabilities = Some(1 << 21), Status::Warning, "FOWNER, MKNOD")]
     #[case::no_proc("capabilities", |f: &mut Facts| f.capabilities = None, Status::NotChecked, "mount /proc")]
-    #[case::user_namespace("user-namespace", |f: &mut Facts| f.initial_user_namespace = Some(false), Status::Missing, "--userns=host")]
     #[case::user_namespace_unknown("user-namespace", |f: &mut Facts| f.initial_user_namespace = None, Status::NotChecked, "mount /proc")]
     #[case::no_leases("file-leases", |f: &mut Facts| f.leases = Some(false), Status::Warning, "sysctl fs.leases-enable=1")]
     #[case::leases_unknown("file-leases", |f: &mut Facts| f.leases = None, Status::NotChecked, "")]
