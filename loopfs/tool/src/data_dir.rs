@@ -9,9 +9,7 @@ use clap::{Args, Subcommand};
 use loopfs::project_quota::Enforcement;
 use serde::Serialize;
 
-use crate::data_disk::{
-    self, BlankDisk, DataDisk, DataFilesystemInfo, DataMount, DiskSource, LogState, Mounted, Problem,
-};
+use crate::data_disk::{self, BlankDisk, DataDisk, DataMount, DiskSource, Mounted, Problem, Superblock};
 use crate::output::{Output, object, yes_no};
 use crate::size;
 
@@ -54,16 +52,15 @@ pub(crate) enum DataDirCommand {
 /// Print what is on a disk or mounted at a directory, and each problem with its remedy
 ///
 /// The command changes nothing and does not replay the log. The exit code is 0 if there is no problem, and 1 if there is one.
-/// Missing bigtime, a log that the next mount replays, and a disk that is larger than its file system are no problems.
+/// Missing bigtime and a disk that is larger than its file system are no problems.
 ///
-/// JSON: {"device", "number", "size_bytes", "read_only", "signatures": [{"name", "offset_bytes"}], "filesystem": {"type",
-/// "uuid", "label", "size_bytes", "crc", "reflink", "ftype", "bigtime", "log": "clean" | "needs_recovery" | "in_use" |
-/// "unknown", "incomplete", "damaged"} | null, "unused_bytes", "mounts": [{"directory", "options": [..], "quota":
+/// JSON: {"device", "number", "size_bytes", "read_only", "blank", "filesystem": {"type", "uuid", "label", "size_bytes", "crc",
+/// "reflink", "ftype", "bigtime", "incomplete", "damaged"} | null, "mounts": [{"directory", "options": [..], "quota":
 /// "enforcing" | "accounting_only" | "off" | "no_syscall" | null}], "problems": [{"problem", "remedy"}]}
 #[derive(Args, Debug)]
 #[command(verbatim_doc_comment)]
 pub(crate) struct CheckDisk {
-    /// A device, LABEL=..., UUID=..., or the directory at which the disk is mounted
+    /// A device, UUID=..., or the directory at which the disk is mounted
     #[arg(value_name = "DEVICE|DIRECTORY")]
     target: OsString,
 }
@@ -74,16 +71,15 @@ pub(crate) struct CheckDisk {
 /// a disk without XFS, a read-only one, and a file system that needs xfs_repair. If only the expansion fails, the exit code
 /// is 1, and the disk stays mounted.
 ///
-/// LABEL= and UUID= need no udev: the command reads all disks, except loop devices, devices built on them, and members of a
-/// RAID or volume group. The owner of a Block volume of another driver chooses its label, so prefer UUID= or a path below
-/// /dev/disk/by-id. If two disks have the label or UUID, the command refuses both.
+/// UUID= needs no udev: the command reads all disks, except loop devices, devices built on them, and members of a RAID or
+/// volume group. If two disks have the UUID, the command refuses both.
 ///
-/// JSON: {"device", "directory", "uuid", "already_mounted", "log_replayed", "growth": {"from_bytes", "to_bytes"} | null}
+/// JSON: {"device", "directory", "uuid", "already_mounted", "growth": {"from_bytes", "to_bytes"} | null}
 #[derive(Args, Debug)]
 #[command(verbatim_doc_comment)]
 pub(crate) struct MountDisk {
-    /// A device, LABEL=... or UUID=...
-    #[arg(value_name = "DEVICE|LABEL=|UUID=")]
+    /// A device, or UUID=...
+    #[arg(value_name = "DEVICE|UUID=")]
     source: OsString,
     /// The mount point, an existing directory
     directory: PathBuf,
@@ -91,9 +87,9 @@ pub(crate) struct MountDisk {
 
 /// Create an XFS on an empty disk with mkfs.xfs
 ///
-/// The first and last 4 MiB of the disk must be zeros. Any signature of a file system, partition table, RAID or volume manager
-/// is refused, and named with its offset. So are disks in use, and disks below 300 MiB. There is no option to format a disk
-/// that is not empty: the message names the commands that erase it.
+/// The first and last 4 MiB of the disk must be zeros: the signatures of file systems, partition tables, RAIDs and volume managers
+/// lie there. Disks in use and disks below 300 MiB are refused, too. There is no option to format a disk that is not empty: the
+/// message names the commands that erase it.
 ///
 /// If mkfs.xfs is interrupted, the next run refuses the disk and says so.
 ///
@@ -148,26 +144,24 @@ impl CheckDisk {
 impl MountDisk {
     fn run(&self) -> Result<Output> {
         let mounted = data_disk::mount(&DiskSource::parse(&self.source)?, &self.directory)?;
-        Ok(Output::new(mounted_text(&mounted), &MountedJson::of(&mounted))?)
+        Ok(Output::new(mounted_text(&mounted), &mounted_json(&mounted))?)
     }
 }
 
 impl FormatDisk {
     fn run(&self) -> Result<Output> {
         let disk = BlankDisk::claim(&self.device)?;
-        let program = mkfs()?;
-        let (device, lock) = disk.release();
-        run_mkfs(&program, &device, &self.label)?;
-        let formatted = DataDisk::check(&DiskSource::Path(device.clone()))?;
+        run_mkfs(&mkfs()?, &disk.path, &self.label)?;
+        let formatted = DataDisk::check(&DiskSource::Path(disk.path.clone()))?;
         let label = formatted.filesystem.as_ref().map(|filesystem| filesystem.label.as_str());
         if label != Some(self.label.as_str()) {
             bail!(
                 "format {}: mkfs.xfs reported success, but the disk has no XFS with this label",
-                device.display()
+                disk.path.display()
             );
         }
         // From here on udev may read the device.
-        drop(lock);
+        drop(disk.lock);
         report(&formatted)
     }
 }
@@ -205,7 +199,7 @@ fn run_mkfs(program: &Path, device: &Path, label: &str) -> Result<()> {
 fn report(disk: &DataDisk) -> Result<Output> {
     let problems = disk.problems();
     let good = problems.is_empty();
-    Ok(Output::new(text(disk, &problems), &DiskJson::of(disk, problems))?.good(good))
+    Ok(Output::new(text(disk, &problems), &disk_json(disk, &problems))?.good(good))
 }
 
 fn text(disk: &DataDisk, problems: &[Problem]) -> String {
@@ -216,9 +210,8 @@ fn text(disk: &DataDisk, problems: &[Problem]) -> String {
         if disk.read_only { ", read-only" } else { "" }
     )];
     match &disk.filesystem {
-        Some(filesystem) => lines.extend(filesystem_lines(filesystem, disk.unused().0)),
-        None if disk.signatures.is_empty() => lines.push("content     no known signature".to_owned()),
-        None => lines.extend(disk.signatures.iter().map(|signature| format!("content     {signature}"))),
+        Some(filesystem) => lines.extend(filesystem_lines(filesystem)),
+        None => lines.push(format!("content     {}", if disk.blank { "none" } else { "no XFS" })),
     }
     if disk.mounts.is_empty() {
         lines.push("mounted     no".to_owned());
@@ -232,12 +225,12 @@ fn text(disk: &DataDisk, problems: &[Problem]) -> String {
     lines.join("\n")
 }
 
-fn filesystem_lines(filesystem: &DataFilesystemInfo, unused: u64) -> Vec<String> {
+fn filesystem_lines(filesystem: &Superblock) -> [String; 3] {
     let features = filesystem.features;
     let label = if filesystem.label.is_empty() { "no label" } else { &filesystem.label };
-    let mut lines = vec![
+    [
         format!("content     XFS, label {label}, UUID {}", filesystem.uuid),
-        format!("size        {}", size::show(filesystem.size.0)),
+        format!("size        {}", size::show(filesystem.size().0)),
         format!(
             "features    crc {}, reflink {}, ftype {}, bigtime {}",
             yes_no(features.crc),
@@ -245,24 +238,7 @@ fn filesystem_lines(filesystem: &DataFilesystemInfo, unused: u64) -> Vec<String>
             yes_no(features.ftype),
             yes_no(features.bigtime)
         ),
-        format!("log         {}", log_text(filesystem.log)),
-    ];
-    if unused != 0 {
-        lines.push(format!(
-            "unused      {} of the disk, by which the next `data-dir mount` expands the XFS",
-            size::show(unused)
-        ));
-    }
-    lines
-}
-
-fn log_text(log: LogState) -> &'static str {
-    match log {
-        LogState::Clean => "clean",
-        LogState::NeedsRecovery => "not unmounted cleanly: the next mount replays it",
-        LogState::InUse => "in use, because the file system is mounted",
-        _ => "unknown: it is on another device, or cannot be read as a log",
-    }
+    ]
 }
 
 fn quota_text(quota: Enforcement) -> &'static str {
@@ -280,151 +256,59 @@ fn mounted_text(mounted: &Mounted) -> String {
         true => format!("{device} is already mounted at {directory}\n"),
         false => format!("mounted {device} at {directory}\n"),
     };
-    if mounted.recovered {
-        text.push_str("the kernel replayed the log, because the file system had not been unmounted\n");
-    }
-    if let Some(growth) = mounted.growth {
-        let (from, to) = (size::show(growth.from.0), size::show(growth.to.0));
+    if let Some((from, to)) = mounted.growth {
+        let (from, to) = (size::show(from.0), size::show(to.0));
         text.push_str(&format!("expanded the file system from {from} to {to}\n"));
     }
     text
 }
 
-#[derive(Debug, Serialize)]
-struct DiskJson {
-    device: String,
-    number: String,
-    size_bytes: u64,
-    read_only: bool,
-    signatures: Vec<SignatureJson>,
-    filesystem: Option<FilesystemJson>,
-    unused_bytes: u64,
-    mounts: Vec<MountJson>,
-    problems: Vec<ProblemJson>,
-}
-
-#[derive(Debug, Serialize)]
-struct SignatureJson {
-    name: &'static str,
-    offset_bytes: u64,
-}
-
-#[derive(Debug, Serialize)]
-struct FilesystemJson {
-    r#type: &'static str,
-    uuid: String,
-    label: String,
-    size_bytes: u64,
-    crc: bool,
-    reflink: bool,
-    ftype: bool,
-    bigtime: bool,
-    log: &'static str,
-    incomplete: bool,
-    damaged: bool,
-}
-
-#[derive(Debug, Serialize)]
-struct MountJson {
-    directory: String,
-    options: Vec<String>,
-    quota: Option<&'static str>,
-}
-
-#[derive(Debug, Serialize)]
-struct ProblemJson {
-    problem: String,
-    remedy: String,
-}
-
-impl DiskJson {
-    fn of(disk: &DataDisk, problems: Vec<Problem>) -> Self {
-        let signature = |signature: &data_disk::Signature| SignatureJson {
-            name: signature.name,
-            offset_bytes: signature.offset,
-        };
-        Self {
-            device: disk.device.to_string_lossy().into_owned(),
-            number: disk.number.to_string(),
-            size_bytes: disk.size.0,
-            read_only: disk.read_only,
-            signatures: disk.signatures.iter().map(signature).collect(),
-            filesystem: disk.filesystem.as_ref().map(FilesystemJson::of),
-            unused_bytes: disk.unused().0,
-            mounts: disk.mounts.iter().map(MountJson::of).collect(),
-            problems: problems
-                .into_iter()
-                .map(|Problem { problem, remedy, .. }| ProblemJson { problem, remedy })
-                .collect(),
-        }
+fn disk_json(disk: &DataDisk, problems: &[Problem]) -> impl Serialize {
+    object! {
+        device: disk.device.to_string_lossy(),
+        number: disk.number.to_string(),
+        size_bytes: disk.size.0,
+        read_only: disk.read_only,
+        blank: disk.blank,
+        filesystem: disk.filesystem.as_ref().map(filesystem_json),
+        mounts: disk.mounts.iter().map(mount_json).collect::<Vec<_>>(),
+        problems: problems,
     }
 }
 
-impl FilesystemJson {
-    fn of(filesystem: &DataFilesystemInfo) -> Self {
-        let features = filesystem.features;
-        Self {
-            r#type: "xfs",
-            uuid: filesystem.uuid.to_string(),
-            label: filesystem.label.clone(),
-            size_bytes: filesystem.size.0,
-            crc: features.crc,
-            reflink: features.reflink,
-            ftype: features.ftype,
-            bigtime: features.bigtime,
-            log: match filesystem.log {
-                LogState::Clean => "clean",
-                LogState::NeedsRecovery => "needs_recovery",
-                LogState::InUse => "in_use",
-                _ => "unknown",
-            },
-            incomplete: filesystem.incomplete,
-            damaged: filesystem.damaged,
-        }
+fn filesystem_json(filesystem: &Superblock) -> impl Serialize {
+    let features = filesystem.features;
+    object! {
+        r#type: "xfs",
+        uuid: filesystem.uuid.to_string(),
+        label: &filesystem.label,
+        size_bytes: filesystem.size().0,
+        crc: features.crc,
+        reflink: features.reflink,
+        ftype: features.ftype,
+        bigtime: features.bigtime,
+        incomplete: filesystem.in_progress,
+        damaged: filesystem.is_damaged(),
     }
 }
 
-impl MountJson {
-    fn of(mount: &DataMount) -> Self {
-        let quota = mount.quota.map(|quota| match quota {
-            Enforcement::Enforcing => "enforcing",
-            Enforcement::AccountingOnly => "accounting_only",
-            Enforcement::NoQuota => "off",
-            Enforcement::NoSyscall => "no_syscall",
-        });
-        let directory = mount.directory.to_string_lossy().into_owned();
-        Self { directory, options: mount.options.clone(), quota }
-    }
+fn mount_json(mount: &DataMount) -> impl Serialize {
+    let quota = mount.quota.map(|quota| match quota {
+        Enforcement::Enforcing => "enforcing",
+        Enforcement::AccountingOnly => "accounting_only",
+        Enforcement::NoQuota => "off",
+        Enforcement::NoSyscall => "no_syscall",
+    });
+    object! { directory: mount.directory.to_string_lossy(), options: &mount.options, quota: quota }
 }
 
-#[derive(Debug, Serialize)]
-struct MountedJson {
-    device: String,
-    directory: String,
-    uuid: String,
-    already_mounted: bool,
-    log_replayed: bool,
-    growth: Option<GrowthJson>,
-}
-
-#[derive(Debug, Serialize)]
-struct GrowthJson {
-    from_bytes: u64,
-    to_bytes: u64,
-}
-
-impl MountedJson {
-    fn of(mounted: &Mounted) -> Self {
-        Self {
-            device: mounted.device.to_string_lossy().into_owned(),
-            directory: mounted.directory.to_string_lossy().into_owned(),
-            uuid: mounted.uuid.to_string(),
-            already_mounted: mounted.already_mounted,
-            log_replayed: mounted.recovered,
-            growth: mounted
-                .growth
-                .map(|growth| GrowthJson { from_bytes: growth.from.0, to_bytes: growth.to.0 }),
-        }
+fn mounted_json(mounted: &Mounted) -> impl Serialize {
+    object! {
+        device: mounted.device.to_string_lossy(),
+        directory: mounted.directory.to_string_lossy(),
+        uuid: mounted.uuid.to_string(),
+        already_mounted: mounted.already_mounted,
+        growth: mounted.growth.map(|(from, to)| object! { from_bytes: from.0, to_bytes: to.0 }),
     }
 }
 

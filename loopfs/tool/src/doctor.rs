@@ -25,7 +25,7 @@ pub(crate) struct Doctor {
     /// The mount point of the file system of the volumes: checks its type, options, quotas, features and space
     #[arg(long, value_name = "DIRECTORY")]
     data_dir: Option<PathBuf>,
-    /// The kubelet's directory, such as /var/lib/kubelet: checks the propagation of its mounts and the sockets
+    /// The kubelet's directory, such as /var/lib/kubelet: checks its path and the propagation of its mounts
     #[arg(long, value_name = "DIRECTORY")]
     kubelet_dir: Option<PathBuf>,
 }
@@ -41,27 +41,27 @@ fn report(checks: &[Check]) -> Result<Output> {
     let json: Vec<_> = checks
         .iter()
         .map(|Check { id, found, status, remedy }| {
-            object! { id: id, status: names(*status).1, found: found, remedy: remedy }
+            object! { id: id, status: name(*status), found: found, remedy: remedy }
         })
         .collect();
     let output = Output::new(text(checks, missing), &object! { missing: missing, checks: json })?;
     Ok(output.good(missing == 0))
 }
 
-/// Returns the name of a status in the table and in JSON.
-fn names(status: Status) -> (&'static str, &'static str) {
+/// Returns the name of a status in JSON. The table has a space instead of the `_`.
+fn name(status: Status) -> &'static str {
     match status {
-        Status::Ok => ("ok", "ok"),
-        Status::Warning => ("warning", "warning"),
-        Status::Missing => ("missing", "missing"),
-        Status::NotChecked => ("not checked", "not_checked"),
+        Status::Ok => "ok",
+        Status::Warning => "warning",
+        Status::Missing => "missing",
+        Status::NotChecked => "not_checked",
     }
 }
 
 fn text(checks: &[Check], missing: usize) -> String {
     let mut table = Table::new([("CHECK", Side::Left), ("STATUS", Side::Left), ("FOUND", Side::Left)]);
     for check in checks {
-        table.row([check.id.to_owned(), names(check.status).0.to_owned(), check.found.clone()]);
+        table.row([check.id.to_owned(), name(check.status).replace('_', " "), check.found.clone()]);
     }
     let mut text = table.print();
     let remedies = || checks.iter().filter_map(|check| Some((check.id, check.remedy.as_deref()?)));

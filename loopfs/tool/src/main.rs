@@ -21,7 +21,6 @@ use std::io::Write;
 use std::process::ExitCode;
 
 use clap::{CommandFactory, Parser, Subcommand};
-use output::Output;
 
 const AFTER_HELP: &str = "\
 Sizes are bytes, or a number with KiB, MiB, GiB, TiB, PiB or EiB (powers of 1024): 4096, 4MiB.
@@ -98,11 +97,17 @@ fn main() -> ExitCode {
         return losetup::main(words);
     }
     let args = Args::parse();
-    let command = match args.command {
-        LoopfsCommand::Losetup { args } => return losetup::main(args),
-        command => command,
+    let result = match &args.command {
+        LoopfsCommand::Device(command) => command.run(),
+        LoopfsCommand::Quota(command) => command.run(),
+        LoopfsCommand::Store(command) => command.run(),
+        LoopfsCommand::DataDir(command) => command.run(),
+        LoopfsCommand::NodeIdentity(command) => command.run(),
+        LoopfsCommand::Doctor(command) => command.run(),
+        LoopfsCommand::Manual(command) => command.run(Args::command()),
+        LoopfsCommand::Losetup { args } => return losetup::main(args.iter().cloned()),
     };
-    match run(&command) {
+    match result {
         Ok(output) => {
             let printed = std::io::stdout().lock().write_all(output.print(args.json).as_bytes());
             match printed {
@@ -114,27 +119,10 @@ fn main() -> ExitCode {
                 _ => ExitCode::FAILURE,
             }
         }
-        Err(error) => match error.downcast::<clap::Error>() {
-            // The arguments contradict each other. `format` adds the usage line to the error.
-            Ok(usage) => usage.format(&mut Args::command()).exit(),
-            Err(error) => {
-                eprintln!("loopfs: {}", output::printable(&format!("{error:#}")));
-                ExitCode::FAILURE
-            }
-        },
-    }
-}
-
-fn run(command: &LoopfsCommand) -> anyhow::Result<Output> {
-    match command {
-        LoopfsCommand::Device(command) => command.run(),
-        LoopfsCommand::Quota(command) => command.run(),
-        LoopfsCommand::Store(command) => command.run(),
-        LoopfsCommand::DataDir(command) => command.run(),
-        LoopfsCommand::NodeIdentity(command) => command.run(),
-        LoopfsCommand::Doctor(command) => command.run(),
-        LoopfsCommand::Manual(command) => command.run(Args::command()),
-        LoopfsCommand::Losetup { .. } => anyhow::bail!("losetup has no output of this kind"),
+        Err(error) => {
+            eprintln!("loopfs: {}", output::printable(&format!("{error:#}")));
+            ExitCode::FAILURE
+        }
     }
 }
 

@@ -12,19 +12,3 @@ pub(crate) fn quoted(path: &Path) -> String {
         Err(_) => path.display().to_string(),
     }
 }
-
-#[cfg(test)]
-mod tests {
-    use rstest::rstest;
-
-    use super::*;
-
-    #[rstest]
-    #[case("/var/lib/loopfs/data", "/var/lib/loopfs/data")]
-    #[case("/mnt/a b", "'/mnt/a b'")]
-    #[case("/mnt/$(reboot)", "'/mnt/$(reboot)'")]
-    #[case("/mnt/it's", "\"/mnt/it's\"")]
-    fn only_special_characters_need_quotes(#[case] path: &str, #[case] expected: &str) {
-        assert_eq!(quoted(Path::new(path)), expected);
-    }
-}

@@ -24,7 +24,6 @@ fn text(bytes: &[u8]) -> String {
 #[case::zero(&["quota", "set", "/", "--id", "7", "--bytes", "0"], "write `unlimited` if that is meant")]
 #[case::unconfirmed_format(&["data-dir", "format", "/dev/null"], "--yes-format-this-disk")]
 #[case::label(&["data-dir", "format", "/dev/null", "--yes-format-this-disk", "--label", "thirteen-byte"], "write 1 to 12 letters")]
-#[case::range(&["quota", "list", "/", "--from", "8", "--to", "7"], "--from is after --to")]
 fn an_invalid_command_exits_with_2(#[case] args: &[&str], #[case] says: &str) {
     let output = loopfs(args);
     assert_eq!(output.status.code(), Some(2), "{output:?}");
@@ -43,7 +42,7 @@ fn an_invalid_command_exits_with_2(#[case] args: &[&str], #[case] says: &str) {
 #[case::no_block_device(&["data-dir", "format", "/dev/null", "--yes-format-this-disk"], "/dev/null: it is no block device")]
 #[case::no_mount(&["data-dir", "check", "/proc/sys"], "nothing is mounted there")]
 #[case::no_disk(&["data-dir", "check", "/proc"], "volumes need XFS on a disk")]
-#[case::no_label(&["data-dir", "mount", "LABEL=no-such-disk", "/proc"], "no block device of this machine")]
+#[case::no_uuid(&["data-dir", "mount", "UUID=1b466c45-bcaa-4ddd-a46c-e65ff913722d", "/proc"], "no block device of this machine")]
 #[case::no_mount_point(&["data-dir", "mount", "/dev/null", "/no/such"], "create the directory with `mkdir`")]
 #[case::no_identity(&["node-identity", "--root", "/proc/self/fd"], "name the node")]
 #[case::no_store(&["store", "list", "/proc/sys"], "open the data directory /proc/sys")]
@@ -54,31 +53,6 @@ fn a_failed_operation_exits_with_1(#[case] args: &[&str], #[case] says: &str) {
         assert!(text(&output.stderr).starts_with("loopfs: "), "{}", text(&output.stderr));
         assert!(text(&output.stderr).contains(says), "{}", text(&output.stderr));
         assert_eq!(text(&output.stdout), "", "a failed command prints nothing on standard output");
-    }
-}
-
-#[test]
-fn the_help_lists_codes_and_fields() {
-    let help = text(&loopfs(&["--help"]).stdout);
-    for expected in ["Exit codes:", "powers of 1024", "--json", "Examples:"] {
-        assert!(help.contains(expected), "{expected} is missing in {help}");
-    }
-    for (command, fields) in [
-        (&["list"][..], "size_limit_bytes"),
-        (&["detach"], "outcome"),
-        (&["quota", "show"], "used"),
-        (&["store", "list"], "capacity_bytes"),
-        (&["store", "space"], "available_bytes"),
-        (&["data-dir", "check"], "unused_bytes"),
-        (&["data-dir", "mount"], "log_replayed"),
-        (&["data-dir", "format"], "mkfs.xfs"),
-        (&["data-dir", "udev-rule"], "udevadm control --reload"),
-        (&["data-dir", "lvm-filter"], "lvmlocal.conf"),
-        (&["node-identity"], "machine_id"),
-        (&["doctor"], "not_checked"),
-    ] {
-        let help = text(&loopfs(&[command, &["--help"]].concat()).stdout);
-        assert!(help.contains(fields), "{fields} is missing in {help}");
     }
 }
 
@@ -154,9 +128,6 @@ fn losetup_has_its_own_conventions() {
         text(&unknown.stderr),
         "losetup: unrecognized option '--bogus'\nTry 'losetup --help' for more information.\n"
     );
-    let unsupported = loopfs(&["losetup", "--encryption", "aes", "-f", "f"]);
-    assert_eq!(unsupported.status.code(), Some(1));
-    assert!(text(&unsupported.stderr).contains("'--encryption' of util-linux 2.24 is not supported"));
     let help = loopfs(&["losetup", "--help"]);
     assert!(help.status.success() && text(&help.stdout).contains("--set-capacity DEVICE"));
     assert!(text(&loopfs(&["--help"]).stdout).contains("losetup"));

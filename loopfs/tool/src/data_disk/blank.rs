@@ -11,10 +11,10 @@ use loopfs::loop_device::unmanaged::{self, Attributes};
 use loopfs::{Bytes, DeviceNumber};
 use rustix::fs::{Advice, fadvise};
 
-use super::block_device::{BlockDevice, partitions};
+use super::block_device::{BlockDevice, partitions, users};
 use super::check::{Problem, erase_command};
+use super::edges::{EDGE, Edges};
 use super::lock;
-use super::signature::{EDGE, Edges, Signature};
 use super::superblock::Superblock;
 
 const OPERATION: &str = "claim the disk";
@@ -25,35 +25,31 @@ const MIN_SIZE: Bytes = Bytes(300 << 20);
 /// udev holds the lock of a device only while it reads what is on it.
 const LOCK_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// A disk without any content that a program would miss, which no other program can mount or claim.
+/// A disk without any content that a program would miss, locked (flock(2)) for its caller.
 ///
 /// Its first and its last 4 MiB have zeros only. The signatures of file systems, partition tables and volume managers lie in
 /// these two ranges.
 #[derive(Debug)]
 pub(crate) struct BlankDisk {
-    device: BlockDevice,
-    lock: FormatLock,
-}
-
-/// The lock on a disk that is being formatted (flock(2)).
-///
-/// While it is held, no other call of [`BlankDisk::claim`] succeeds, and udev does not read the device (see "Locking Block
-/// Device Access" of systemd). When it is dropped, udev notices that, reads the device, and creates its links by label.
-#[derive(Debug)]
-pub(crate) struct FormatLock {
-    number: DeviceNumber,
-    _locked: File,
+    /// The path of the device, without symbolic links.
+    pub(crate) path: PathBuf,
+    /// While it is held, no other call of [`BlankDisk::claim`] succeeds, and udev does not read the device (see "Locking Block
+    /// Device Access" of systemd). When it is dropped, udev notices that, reads the device, and creates its links by label.
+    pub(crate) lock: File,
 }
 
 impl BlankDisk {
     /// Opens a disk exclusively (`O_EXCL`) and checks that it is empty. Symbolic links are followed. Nothing is written.
+    ///
+    /// The exclusive claim ends with this call, because mkfs.xfs claims the device itself. Start mkfs.xfs immediately and without
+    /// `-f`: it then refuses a device on which another program has created something in the meantime.
     pub(crate) fn claim(path: &Path) -> Result<Self> {
-        let (path, lock) = FormatLock::acquire(path)?;
-        let device = open_exclusively(&path)?;
+        let locked = open_locked(path)?;
+        let device = open_exclusively(&locked.path)?;
         let path = device.path.display();
         let shown = format!("{OPERATION} {path}");
-        if device.number != lock.number {
-            let (locked, found) = (lock.number, device.number);
+        if device.number != locked.number {
+            let (locked, found) = (locked.number, device.number);
             bail!("{shown}: it was device {locked} when it was locked, and is {found} now; try again");
         }
         if device.read_only {
@@ -85,29 +81,19 @@ impl BlankDisk {
                 partitions.join(", ")
             );
         }
-        Ok(Self { device, lock })
-    }
-
-    /// Gives up the exclusive claim, because mkfs.xfs claims the device itself. Start mkfs.xfs immediately and without `-f`:
-    /// it then refuses a device on which another program has created something in the meantime. Returns the path of the device, without
-    /// symbolic links.
-    pub(crate) fn release(self) -> (PathBuf, FormatLock) {
-        (self.device.path, self.lock)
+        Ok(Self { path: device.path, lock: locked.file })
     }
 }
 
-impl FormatLock {
-    /// Locks a device. Returns its path without symbolic links as well.
-    fn acquire(path: &Path) -> Result<(PathBuf, Self)> {
-        // The descriptor must be writable: udev reads the device again when a writer closes it.
-        let mut options = OpenOptions::new();
-        let device = BlockDevice::open_with(path, options.read(true).write(true), 0, OPERATION)?;
-        let shown = || format!("{OPERATION} {}", device.path.display());
-        if !lock::exclusive(&device.file, LOCK_TIMEOUT).with_context(shown)? {
-            bail!("{}: another program holds the lock of the device, and may be formatting it", shown());
-        }
-        Ok((device.path, Self { number: device.number, _locked: device.file }))
+/// Opens and locks a device.
+fn open_locked(path: &Path) -> Result<BlockDevice> {
+    // The descriptor must be writable: udev reads the device again when a writer closes it.
+    let device = BlockDevice::open_with(path, OpenOptions::new().read(true).write(true), 0, OPERATION)?;
+    let shown = || format!("{OPERATION} {}", device.path.display());
+    if !lock::exclusive(&device.file, LOCK_TIMEOUT).with_context(shown)? {
+        bail!("{}: another program holds the lock of the device, and may be formatting it", shown());
     }
+    Ok(device)
 }
 
 fn open_exclusively(path: &Path) -> Result<BlockDevice> {
@@ -118,9 +104,7 @@ fn open_exclusively(path: &Path) -> Result<BlockDevice> {
         if cause != Some(libc::EBUSY) {
             return Err(error);
         }
-        let users = BlockDevice::open(path, OPERATION).ok().and_then(|device| device.users());
-        let users = users.unwrap_or("in use by another program".to_owned());
-        let path = path.display();
+        let (users, path) = (users(path), path.display());
         bail!("{OPERATION} {path}: the disk, or a partition of it, is {users}; give another disk")
     })
 }
@@ -168,28 +152,21 @@ fn number_of_node(path: &Path) -> Option<DeviceNumber> {
     node.file_type().is_block_device().then(|| DeviceNumber::from_raw(node.rdev()))
 }
 
-/// Returns what is on a disk, and how to go on, or `None` if the disk is empty.
+/// Returns that a disk is not empty, and how to go on, or `None` if it is empty.
 fn content(device: &Path, size: Bytes, edges: &Edges, superblock: Option<&Superblock>) -> Option<Problem> {
     let first = edges.first_data()?;
-    let begin = if first < EDGE { 0 } else { size.0 - EDGE };
-    let erase = erase_command(device, begin);
-    let found: Vec<String> = edges.signatures().iter().map(Signature::to_string).collect();
+    let erase = erase_command(device, if first < EDGE { 0 } else { size.0 - EDGE });
+    let device = device.display();
     let (problem, remedy) = if superblock.is_some_and(|superblock| superblock.in_progress) {
         (
             "mkfs.xfs was started on it and has not completed, so it has no file system".to_owned(),
             format!("if mkfs.xfs no longer runs, erase what it wrote with `{erase}`, and try again"),
         )
-    } else if found.is_empty() {
-        (
-            format!("it is not empty: byte {first} is not zero"),
-            format!("if the disk has nothing that is needed, erase that with `{erase}`, and try again"),
-        )
     } else {
         (
-            format!("it has {}", found.join(", ")),
+            format!("it is not empty: byte {first} is not zero; `wipefs {device}` lists what is on it"),
             format!(
-                "if nothing on the disk is needed, erase the signatures with `wipefs --all {}` and `{erase}`, and try again",
-                device.display()
+                "if nothing of it is needed, erase it with `wipefs --all {device}` and `{erase}`, and try again"
             ),
         )
     };
@@ -201,18 +178,6 @@ mod tests {
     use loopfs::loop_device::BackingFile;
 
     use super::*;
-    use crate::data_disk::superblock::tests::SECTOR;
-
-    fn content_of(start: &[u8]) -> Option<Problem> {
-        let directory = tempfile::tempdir().unwrap();
-        let image = directory.path().join("image");
-        std::fs::write(&image, start).unwrap();
-        File::options().write(true).open(&image).unwrap().set_len(MIN_SIZE.0).unwrap();
-        let file = File::open(&image).unwrap();
-        let edges = Edges::read(&file, MIN_SIZE.0).unwrap();
-        let superblock = Superblock::read(&file, MIN_SIZE.0).unwrap();
-        content(Path::new("/dev/vdb"), MIN_SIZE, &edges, superblock.as_ref())
-    }
 
     /// Loop devices on partitions of the disk count as users too.
     #[test]
@@ -238,37 +203,5 @@ mod tests {
             assert_eq!(backing_device(&attributes), None);
         }
         assert_eq!(backing_device(&Attributes::default()), None);
-    }
-
-    #[test]
-    fn zeros_are_no_content() {
-        assert_eq!(content_of(&[]), None);
-    }
-
-    #[test]
-    fn a_signature_has_erase_commands() {
-        let content = content_of(SECTOR).unwrap().to_string();
-        assert!(
-            content.contains("it has XFS (at byte 0)") && content.contains("wipefs --all /dev/vdb"),
-            "{content}"
-        );
-        assert!(
-            content.contains("blkdiscard --force --zeroout --offset 0 --length 4194304 /dev/vdb"),
-            "{content}"
-        );
-    }
-
-    #[test]
-    fn any_nonzero_byte_is_content() {
-        let content = content_of(&[&[0; 700][..], b"x"].concat()).unwrap().to_string();
-        assert!(content.contains("byte 700 is not zero"), "{content}");
-    }
-
-    #[test]
-    fn an_incomplete_mkfs_is_named() {
-        let mut sector = *SECTOR;
-        sector[126] = 1;
-        let content = content_of(&sector).unwrap().to_string();
-        assert!(content.contains("has not completed") && content.contains("blkdiscard"), "{content}");
     }
 }

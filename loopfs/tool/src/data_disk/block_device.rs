@@ -2,14 +2,13 @@
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Seek, SeekFrom};
-use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 use loopfs::mount::table as mountinfo;
 use loopfs::{Bytes, DeviceNumber};
 
-use super::log::{LogBlocks, LogState, state};
 use super::superblock::Superblock;
 
 /// A block device that is open.
@@ -78,57 +77,24 @@ impl BlockDevice {
     pub(crate) fn superblock(&self) -> io::Result<Option<Superblock>> {
         Superblock::read(&self.file, self.size.0)
     }
-
-    /// Reads the state of the log of an XFS that is not mounted.
-    pub(crate) fn log_state(&self, superblock: &Superblock) -> io::Result<LogState> {
-        match superblock.log {
-            Some((start, length)) if start.checked_add(length).is_some_and(|end| end <= self.size.0) => {
-                state(&DeviceLog { device: &self.file, start, length })
-            }
-            _ => Ok(LogState::Unknown),
-        }
-    }
-
-    /// Returns the programs and devices that use this device, as a text, or `None` if there are none that the kernel names.
-    pub(crate) fn users(&self) -> Option<String> {
-        let mut users = Vec::new();
-        let mut devices = vec![self.number];
-        devices.extend(partitions(self.number).into_iter().map(|(number, _)| number));
-        for mount in mountinfo::read().unwrap_or_default() {
-            if devices.contains(&mount.device) && mount.root == Path::new("/") {
-                users.push(format!("mounted at {}", mount.mount_point.display()));
-            }
-        }
-        for number in &devices {
-            users.extend(holders(*number).into_iter().map(|holder| format!("part of {holder}")));
-        }
-        for area in swap_areas() {
-            let rdev = fs::metadata(&area).map(|metadata| DeviceNumber::from_raw(metadata.rdev()));
-            if rdev.is_ok_and(|number| devices.contains(&number)) {
-                users.push("in use as swap".to_owned());
-            }
-        }
-        (!users.is_empty()).then(|| users.join(", "))
-    }
 }
 
-/// The log on an open device.
-struct DeviceLog<'a> {
-    device: &'a File,
-    start: u64,
-    length: u64,
-}
-
-impl LogBlocks for DeviceLog<'_> {
-    fn count(&self) -> u64 {
-        self.length / 512
+/// Returns who uses the device at a path, as far as the kernel names them.
+pub(crate) fn users(path: &Path) -> String {
+    const UNNAMED: &str = "in use by another program";
+    let Ok(device) = BlockDevice::open(path, "look up the users of") else { return UNNAMED.to_owned() };
+    let mut users = Vec::new();
+    let mut devices = vec![device.number];
+    devices.extend(partitions(device.number).into_iter().map(|(number, _)| number));
+    for mount in mountinfo::read().unwrap_or_default() {
+        if devices.contains(&mount.device) && mount.root == Path::new("/") {
+            users.push(format!("mounted at {}", mount.mount_point.display()));
+        }
     }
-
-    fn read(&self, index: u64) -> io::Result<[u8; 512]> {
-        let mut block = [0; 512];
-        self.device.read_exact_at(&mut block, self.start + index * 512)?;
-        Ok(block)
+    for number in &devices {
+        users.extend(holders(*number).into_iter().map(|holder| format!("part of {holder}")));
     }
+    if users.is_empty() { UNNAMED.to_owned() } else { users.join(", ") }
 }
 
 fn directory(number: DeviceNumber) -> PathBuf {
@@ -163,12 +129,6 @@ pub(crate) fn partitions(number: DeviceNumber) -> Vec<(DeviceNumber, String)> {
 pub(crate) fn holders(number: DeviceNumber) -> Vec<String> {
     let entries = fs::read_dir(directory(number).join("holders")).into_iter().flatten().flatten();
     entries.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect()
-}
-
-/// Returns the paths of `/proc/swaps`.
-fn swap_areas() -> Vec<PathBuf> {
-    let table = fs::read_to_string("/proc/swaps").unwrap_or_default();
-    table.lines().skip(1).filter_map(|line| line.split_whitespace().next()).map(PathBuf::from).collect()
 }
 
 #[cfg(test)]

@@ -9,12 +9,12 @@ use anyhow::{Context, Result, bail};
 use loopfs::mount::table::{self as mountinfo, Mount};
 use loopfs::project_quota::{Enforcement, ProjectQuota};
 use loopfs::xfs::{self, Features};
-use loopfs::{Bytes, DeviceNumber, FilesystemUuid};
+use loopfs::{Bytes, DeviceNumber};
 use rustix::fs::{AtFlags, StatxAttributes, StatxFlags, statx};
+use serde::Serialize;
 
-use super::block_device::{BlockDevice, size_of};
-use super::log::LogState;
-use super::signature::{Edges, Signature};
+use super::block_device::BlockDevice;
+use super::edges::{EDGE, Edges, Signature};
 use super::source::DiskSource;
 use super::superblock::Superblock;
 use crate::shell::quoted;
@@ -24,55 +24,28 @@ const OPERATION: &str = "check the data disk";
 /// The flags of the mount of a data disk, in this order in messages.
 pub(crate) const MOUNT_FLAGS: [&str; 3] = ["nodev", "nosuid", "noexec"];
 
-/// An allocation group has at least this many blocks.
-const MIN_GROUP_BLOCKS: u64 = 64;
-
 /// A data disk: a device, what is on it, and where that is mounted.
 #[derive(Clone, Debug)]
 pub(crate) struct DataDisk {
     /// The path of the device, without symbolic links.
     pub(crate) device: PathBuf,
-    /// The number of the device.
     pub(crate) number: DeviceNumber,
     /// The size of the device.
     pub(crate) size: Bytes,
-    /// The device takes no writes.
     pub(crate) read_only: bool,
-    /// The signatures of file systems, partition tables and volume managers.
-    pub(crate) signatures: Vec<Signature>,
-    /// The XFS on it, or `None` if it has none.
-    pub(crate) filesystem: Option<DataFilesystemInfo>,
+    /// The first and the last bytes of the device are zeros.
+    pub(crate) blank: bool,
+    /// The superblock of the XFS on it, or `None` if it has none.
+    pub(crate) filesystem: Option<Superblock>,
+    /// The signatures behind the XFS, such as those of a RAID with its metadata at the end. An expansion would overwrite them.
+    pub(crate) signatures_behind: Vec<Signature>,
     /// Where the root of the XFS is mounted in the mount namespace of this process.
     pub(crate) mounts: Vec<DataMount>,
-}
-
-/// The XFS on a data disk.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct DataFilesystemInfo {
-    /// The UUID.
-    pub(crate) uuid: FilesystemUuid,
-    /// The label, which may be empty. Any program with access to the device can choose it.
-    pub(crate) label: String,
-    /// The size.
-    pub(crate) size: Bytes,
-    /// The size of its blocks.
-    pub(crate) block_size: u32,
-    /// The size of its allocation groups, in blocks. The last group can be smaller.
-    pub(crate) group_blocks: u32,
-    /// Its features.
-    pub(crate) features: Features,
-    /// The state of its log.
-    pub(crate) log: LogState,
-    /// mkfs.xfs has not completed.
-    pub(crate) incomplete: bool,
-    /// The checksum of the superblock is wrong, or xfs_repair was not completed.
-    pub(crate) damaged: bool,
 }
 
 /// A mount of a data disk.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct DataMount {
-    /// The mount point.
     pub(crate) directory: PathBuf,
     /// The options of the mount and of the file system, as in `/proc/self/mountinfo`.
     pub(crate) options: Vec<String>,
@@ -82,11 +55,9 @@ pub(crate) struct DataMount {
 }
 
 /// A reason why a disk cannot be used for volumes, or not for all of their features.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub(crate) struct Problem {
-    /// What is wrong.
     pub(crate) problem: String,
-    /// What to do.
     pub(crate) remedy: String,
 }
 
@@ -131,42 +102,18 @@ impl DataDisk {
             .filter(|mount| mount.device == device.number && mount.root == Path::new("/"))
             .map(DataMount::of)
             .collect();
-        let filesystem = match superblock {
-            Some(superblock) => Some(DataFilesystemInfo::of(device, &superblock, &mounts)?),
-            None => None,
-        };
+        let filesystem = superblock.map(|superblock| with_mounted_size(superblock, &mounts));
+        let end = filesystem.as_ref().map(|filesystem| filesystem.size().0);
         Ok(Self {
             device: device.path.clone(),
             number: device.number,
             size: device.size,
             read_only: device.read_only,
-            signatures: edges.signatures(),
+            blank: edges.first_data().is_none(),
             filesystem,
+            signatures_behind: end.map_or(Vec::new(), |end| edges.signatures_behind(end)),
             mounts,
         })
-    }
-
-    /// Returns the bytes by which the file system is smaller than its device: the disk has grown, and the next mount by
-    /// [`mount`](super::mount) expands the file system. Returns 0 if a signature behind the file system prevents that.
-    pub(crate) fn unused(&self) -> Bytes {
-        if self.foreign_signatures().next().is_some() {
-            return Bytes(0);
-        }
-        self.filesystem.as_ref().map_or(Bytes(0), |filesystem| {
-            let block_size = u64::from(filesystem.block_size.max(1));
-            let blocks = self.size.0 / block_size;
-            let last_group = blocks % u64::from(filesystem.group_blocks.max(1));
-            // The kernel adds no last group that is too small. It expands an existing one by any number of blocks.
-            let too_small = if last_group < MIN_GROUP_BLOCKS { last_group } else { 0 };
-            Bytes((blocks - too_small) * block_size).saturating_sub(filesystem.size)
-        })
-    }
-
-    /// Returns the signatures behind the file system, such as those of a RAID with its metadata at the end. An expansion would
-    /// overwrite them. A signature within the file system is content of its files.
-    pub(crate) fn foreign_signatures(&self) -> impl Iterator<Item = &Signature> {
-        let end = self.filesystem.as_ref().map(|filesystem| filesystem.size.0);
-        self.signatures.iter().filter(move |signature| end.is_some_and(|end| signature.offset >= end))
     }
 
     /// Returns every problem of the disk and of its mounts, each with its remedy.
@@ -191,18 +138,21 @@ impl DataDisk {
             );
         }
         let Some(filesystem) = &self.filesystem else {
-            let found: Vec<String> = self.signatures.iter().map(Signature::to_string).collect();
-            let (found, remedy) = match found.is_empty() {
-                true => (
-                    "and no known signature".to_owned(),
-                    "if the disk is empty, format it with `loopfs data-dir format`",
+            match self.blank {
+                true => add(
+                    format!("{device} is blank"),
+                    "if it is the right disk, format it with `loopfs data-dir format`".to_owned(),
                 ),
-                false => (format!("but {}", found.join(", ")), "give another disk, or a partition with XFS"),
-            };
-            add(format!("{device} has no XFS, {found}"), remedy.to_owned());
+                false => add(
+                    format!("{device} has no XFS"),
+                    format!(
+                        "give another disk, or a partition with XFS; `wipefs {device}` lists what is on it"
+                    ),
+                ),
+            }
             return problems;
         };
-        if filesystem.incomplete {
+        if filesystem.in_progress {
             add(
                 format!("mkfs.xfs has not completed on {device}, so it has no file system yet"),
                 format!(
@@ -210,7 +160,7 @@ impl DataDisk {
                     erase_command(&self.device, 0)
                 ),
             );
-        } else if filesystem.damaged {
+        } else if filesystem.is_damaged() {
             add(
                 format!(
                     "the XFS on {device} is damaged: its superblock has a wrong checksum or requires a repair"
@@ -218,14 +168,14 @@ impl DataDisk {
                 format!("unmount it and run `xfs_repair {device}`"),
             );
         }
-        if filesystem.size > self.size {
+        if filesystem.size() > self.size {
             add(
-                format!("the XFS has {} and {device} only {}", filesystem.size, self.size),
+                format!("the XFS has {} and {device} only {}", filesystem.size(), self.size),
                 "give the disk its former size again; the kernel mounts no XFS that is larger than its disk"
                     .to_owned(),
             );
         }
-        for signature in self.foreign_signatures() {
+        for signature in &self.signatures_behind {
             add(
                 format!("{device} has {signature} behind its XFS"),
                 format!(
@@ -241,36 +191,16 @@ impl DataDisk {
 
 /// Returns the command that erases the edge of a device in which a byte is not zero.
 pub(crate) fn erase_command(device: &Path, offset: u64) -> String {
-    let length = super::signature::EDGE;
-    format!("blkdiscard --force --zeroout --offset {offset} --length {length} {}", device.display())
+    format!("blkdiscard --force --zeroout --offset {offset} --length {EDGE} {}", device.display())
 }
 
-impl DataFilesystemInfo {
-    fn of(device: &BlockDevice, superblock: &Superblock, mounts: &[DataMount]) -> Result<Self> {
-        // While the file system is mounted, a new size may be in its log only.
-        let mounted = mounts.iter().find_map(|mount| {
-            let geometry = xfs::geometry(File::open(&mount.directory).ok()?).ok()?;
-            let same = geometry.uuid == superblock.uuid;
-            same.then(|| Bytes(geometry.blocks.saturating_mul(geometry.block_size.into())))
-        });
-        let log = match mounts.is_empty() {
-            true => device
-                .log_state(superblock)
-                .with_context(|| format!("{OPERATION} {}", device.path.display()))?,
-            false => LogState::InUse,
-        };
-        Ok(Self {
-            uuid: superblock.uuid,
-            label: superblock.label.clone(),
-            size: mounted.unwrap_or(superblock.size()),
-            block_size: superblock.block_size,
-            group_blocks: superblock.group_blocks,
-            features: superblock.features,
-            log,
-            incomplete: superblock.in_progress,
-            damaged: superblock.needs_repair || !superblock.checksum_valid,
-        })
-    }
+/// Returns the superblock with the size that the kernel knows. While the file system is mounted, a new size may be in its log only.
+fn with_mounted_size(superblock: Superblock, mounts: &[DataMount]) -> Superblock {
+    let mounted = mounts.iter().find_map(|mount| {
+        let geometry = xfs::geometry(File::open(&mount.directory).ok()?).ok()?;
+        (geometry.uuid == superblock.uuid).then_some(geometry.blocks)
+    });
+    Superblock { data_blocks: mounted.unwrap_or(superblock.data_blocks), ..superblock }
 }
 
 /// Returns the features that volumes need and a file system with these lacks.
@@ -296,10 +226,7 @@ impl DataMount {
         let opened = File::open(&mount.mount_point).ok();
         let root = opened.filter(|root| mountinfo::holding(std::slice::from_ref(mount), root).is_some());
         let quota = root.and_then(|root| ProjectQuota::of(root.as_fd()).enforcement().ok());
-        let mut options = mount.options.clone();
-        let further = mount.super_options.iter().filter(|option| !mount.options.contains(option));
-        options.extend(further.cloned());
-        Self { directory: mount.mount_point.clone(), options, quota }
+        Self { directory: mount.mount_point.clone(), options: all_options(mount), quota }
     }
 
     /// Returns the flags of [`MOUNT_FLAGS`] that the mount lacks.
@@ -384,35 +311,37 @@ pub(crate) fn is_mount_root(file: impl AsFd) -> rustix::io::Result<bool> {
     Ok((status.stx_attributes & status.stx_attributes_mask).contains(StatxAttributes::MOUNT_ROOT))
 }
 
-/// Returns the size that the file system on a device can have.
-pub(crate) fn device_blocks(number: DeviceNumber, block_size: u32) -> Result<u64> {
-    Ok(size_of(number)?.0 / u64::from(block_size.max(1)))
+/// Returns the options of a mount and of its file system, each once.
+pub(crate) fn all_options(mount: &Mount) -> Vec<String> {
+    let further = mount.super_options.iter().filter(|option| !mount.options.contains(option));
+    mount.options.iter().chain(further).cloned().collect()
 }
 
 #[cfg(test)]
-pub(super) mod tests {
+mod tests {
+    use loopfs::FilesystemUuid;
     use rstest::rstest;
 
     use super::*;
 
-    pub(in crate::data_disk) fn disk() -> DataDisk {
+    fn disk() -> DataDisk {
         DataDisk {
             device: "/dev/vdb".into(),
             number: DeviceNumber { major: 254, minor: 16 },
             size: Bytes::GIB,
             read_only: false,
-            signatures: vec![Signature { name: "XFS", offset: 0 }],
-            filesystem: Some(DataFilesystemInfo {
+            blank: false,
+            filesystem: Some(Superblock {
                 uuid: FilesystemUuid([7; 16]),
                 label: "loopfs".into(),
-                size: Bytes::GIB,
                 block_size: 4096,
-                group_blocks: 65_536,
+                data_blocks: Bytes::GIB.0 / 4096,
                 features: Features { crc: true, reflink: true, ftype: true, bigtime: false },
-                log: LogState::Clean,
-                incomplete: false,
-                damaged: false,
+                in_progress: false,
+                needs_repair: false,
+                checksum_valid: true,
             }),
+            signatures_behind: Vec::new(),
             mounts: vec![DataMount {
                 directory: "/data".into(),
                 options: ["rw", "nosuid", "nodev", "noexec", "prjquota"].map(str::to_owned).into(),
@@ -421,7 +350,7 @@ pub(super) mod tests {
         }
     }
 
-    fn filesystem(disk: &mut DataDisk) -> &mut DataFilesystemInfo {
+    fn filesystem(disk: &mut DataDisk) -> &mut Superblock {
         disk.filesystem.as_mut().unwrap()
     }
 
@@ -430,25 +359,16 @@ pub(super) mod tests {
         assert_eq!(disk().problems(), []);
     }
 
+    /// The kernel tests have further problems.
     #[rstest]
-    #[case::read_only(|disk: &mut DataDisk| disk.read_only = true, "blockdev --setrw")]
-    #[case::no_xfs(|disk: &mut DataDisk| disk.filesystem = None, "another disk")]
-    #[case::incomplete(|disk: &mut DataDisk| filesystem(disk).incomplete = true, "blkdiscard")]
-    #[case::damaged(|disk: &mut DataDisk| filesystem(disk).damaged = true, "xfs_repair /dev/vdb")]
-    #[case::larger(|disk: &mut DataDisk| filesystem(disk).size = Bytes(Bytes::GIB.0 + 4096), "its former size")]
-    #[case::raid_at_the_end(|disk: &mut DataDisk| {
-        filesystem(disk).size = Bytes(Bytes::GIB.0 - 65_536);
-        disk.signatures.push(Signature { name: "MD RAID 1.0", offset: Bytes::GIB.0 - 8192 });
-    }, "/dev/vdb has MD RAID 1.0 (at byte 1073733632) behind its XFS: if the disk is a member")]
+    #[case::unrepaired(|disk: &mut DataDisk| filesystem(disk).needs_repair = true, "xfs_repair /dev/vdb")]
+    #[case::larger(|disk: &mut DataDisk| filesystem(disk).data_blocks += 1, "its former size")]
     #[case::no_crc(|disk: &mut DataDisk| filesystem(disk).features.crc = false, "version 5")]
     #[case::no_reflink(|disk: &mut DataDisk| filesystem(disk).features.reflink = false, "cannot be cloned")]
     #[case::no_ftype(|disk: &mut DataDisk| filesystem(disk).features.ftype = false, "overlayfs")]
     #[case::no_nodev(|disk: &mut DataDisk| disk.mounts[0].options.retain(|o| o != "nodev"), "without nodev")]
     #[case::no_nosuid(|disk: &mut DataDisk| disk.mounts[0].options.retain(|o| o != "nosuid"), "remount")]
-    #[case::no_noexec(|disk: &mut DataDisk| disk.mounts[0].options.retain(|o| o != "noexec"), "remount")]
     #[case::mounted_read_only(|disk: &mut DataDisk| disk.mounts[0].options.push("ro".into()), "umount /data")]
-    #[case::no_quota(|disk: &mut DataDisk| disk.mounts[0].quota = Some(Enforcement::NoQuota), "prjquota")]
-    #[case::quota_only_counted(|disk: &mut DataDisk| disk.mounts[0].quota = Some(Enforcement::AccountingOnly), "pqnoenforce")]
     #[case::quota_unknown(|disk: &mut DataDisk| disk.mounts[0].quota = None, "cannot be read")]
     fn each_problem_is_one_line(#[case] change: fn(&mut DataDisk), #[case] says: &str) {
         let mut disk = disk();
@@ -456,39 +376,5 @@ pub(super) mod tests {
         let problems: Vec<String> = disk.problems().iter().map(Problem::to_string).collect();
         let [line] = &problems[..] else { panic!("{problems:?}") };
         assert!(line.contains(says) && !line.contains('\n'), "{line}");
-    }
-
-    #[test]
-    fn another_filesystem_is_named() {
-        let signatures = vec![Signature { name: "ext2, ext3 or ext4", offset: 1080 }];
-        let disk = DataDisk { filesystem: None, mounts: Vec::new(), signatures, ..disk() };
-        assert!(disk.problems()[0].to_string().contains("ext2, ext3 or ext4 (at byte 1080)"));
-    }
-
-    /// A foreign signature lies behind the end of the file system.
-    #[rstest]
-    #[case::first_byte_behind(Bytes::GIB.0, 1)]
-    #[case::last_byte_within(Bytes::GIB.0 - 1, 0)]
-    fn only_trailing_signatures_are_foreign(#[case] offset: u64, #[case] expected: usize) {
-        let mut disk = DataDisk { size: Bytes(2 * Bytes::GIB.0), ..disk() };
-        disk.signatures.push(Signature { name: "MD RAID 0.90", offset });
-        assert_eq!(disk.foreign_signatures().count(), expected);
-    }
-
-    /// A new allocation group needs at least 64 blocks, so a smaller rest does not count.
-    #[test]
-    fn the_filesystem_can_use_unused_bytes() {
-        let mut disk = disk();
-        assert_eq!(disk.unused(), Bytes(0));
-        disk.size = Bytes(Bytes::GIB.0 + 63 * 4096);
-        assert_eq!(disk.unused(), Bytes(0));
-        disk.size = Bytes(Bytes::GIB.0 + 64 * 4096);
-        assert_eq!(disk.unused(), Bytes(64 * 4096));
-        // The last group has 1000 blocks, and the kernel expands it by one.
-        filesystem(&mut disk).size = Bytes(Bytes::GIB.0 + 1000 * 4096);
-        disk.size = Bytes(Bytes::GIB.0 + 1001 * 4096);
-        assert_eq!(disk.unused(), Bytes(4096));
-        disk.signatures.push(Signature { name: "DDF RAID", offset: disk.size.0 - 512 });
-        assert_eq!(disk.unused(), Bytes(0));
     }
 }

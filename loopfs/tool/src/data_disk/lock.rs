@@ -19,19 +19,3 @@ pub(crate) fn exclusive(file: &File, timeout: Duration) -> Result<bool> {
         }
     }
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_held_lock_is_refused() {
-        let file = tempfile::NamedTempFile::new().unwrap();
-        let held = file.reopen().unwrap();
-        assert!(exclusive(&held, Duration::ZERO).unwrap());
-        let waiting = file.reopen().unwrap();
-        assert!(!exclusive(&waiting, Duration::from_millis(20)).unwrap());
-        drop(held);
-        assert!(exclusive(&waiting, Duration::ZERO).unwrap());
-    }
-}

@@ -17,11 +17,11 @@ use rustix::mount::{
     fsconfig_set_string, fsmount, fsopen, move_mount,
 };
 
-use super::block_device::BlockDevice;
-use super::check::{DataDisk, DataFilesystemInfo, Problem, device_blocks, not_enforced};
+use super::block_device::{size_of, users};
+use super::check::{DataDisk, Problem, not_enforced};
 use super::lock;
-use super::log::LogState;
 use super::source::DiskSource;
+use super::superblock::Superblock;
 
 const OPERATION: &str = "mount the data disk";
 const GROW: &str = "expand the XFS at";
@@ -36,23 +36,11 @@ pub(crate) struct Mounted {
     pub(crate) device: PathBuf,
     /// The mount point, without symbolic links.
     pub(crate) directory: PathBuf,
-    /// The UUID of the file system.
     pub(crate) uuid: FilesystemUuid,
     /// The disk was mounted there before the call, with the right options.
     pub(crate) already_mounted: bool,
-    /// The kernel replayed the log, because the file system had not been unmounted.
-    pub(crate) recovered: bool,
-    /// The expansion of the file system, or `None` if the disk had not grown.
-    pub(crate) growth: Option<Growth>,
-}
-
-/// The sizes of a file system before and after its expansion.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Growth {
-    /// The size before.
-    pub(crate) from: Bytes,
-    /// The size after.
-    pub(crate) to: Bytes,
+    /// The sizes of the file system before and after its expansion, or `None` if the disk had not grown.
+    pub(crate) growth: Option<(Bytes, Bytes)>,
 }
 
 /// Mounts the XFS of a disk at `directory` with project quotas, `nodev`, `nosuid` and `noexec`, and expands it if the disk has
@@ -90,14 +78,13 @@ pub(crate) fn mount(source: &DiskSource, directory: &Path) -> Result<Mounted> {
         growth: grow(&directory, filesystem.uuid, device.number)?,
         uuid: filesystem.uuid,
         already_mounted,
-        recovered: !already_mounted && filesystem.log == LogState::NeedsRecovery,
         device: device.path,
         directory,
     })
 }
 
 /// Returns the file system of a disk that can be mounted.
-fn require_usable(disk: &DataDisk) -> Result<&DataFilesystemInfo> {
+fn require_usable(disk: &DataDisk) -> Result<&Superblock> {
     let device = disk.device.display();
     match (disk.device_problems().into_iter().next(), &disk.filesystem) {
         (None, Some(filesystem)) => Ok(filesystem),
@@ -129,7 +116,7 @@ fn is_mounted(disk: &DataDisk, directory: &Path) -> Result<bool> {
 }
 
 /// Mounts the disk at a directory. The mount becomes visible only if the kernel enforces project limits on it.
-fn attach(disk: &DataDisk, filesystem: &DataFilesystemInfo, directory: &Path) -> Result<()> {
+fn attach(disk: &DataDisk, filesystem: &Superblock, directory: &Path) -> Result<()> {
     let shown = || format!("{OPERATION} {}", disk.device.display());
     let context = xfs_context(&disk.device).map_err(|errno| explain_context(errno, disk))?;
     // The kernel reads the superblock, and replays the log if it has to. If the file system is already mounted somewhere, it uses that
@@ -191,11 +178,7 @@ fn explain_creation(errno: Errno, disk: &DataDisk, messages: &str) -> Error {
         Errno::INVAL => format!(
             "the kernel does not support a feature of this XFS, or was built without CONFIG_XFS_QUOTA; {SEE_LOG}"
         ),
-        Errno::BUSY => {
-            let users = BlockDevice::open(&disk.device, OPERATION).ok().and_then(|device| device.users());
-            let users = users.unwrap_or("in use by another program".to_owned());
-            format!("the device is {users}; end that first")
-        }
+        Errno::BUSY => format!("the device is {}; end that first", users(&disk.device)),
         Errno::IO => format!("the disk cannot be read or written; {SEE_LOG}"),
         _ => String::new(),
     };
@@ -224,7 +207,7 @@ fn messages(context: &OwnedFd) -> String {
 
 /// Expands the file system mounted at `directory` to the size of its device. If the disk is unmounted concurrently, the path
 /// leads to another file system, whose UUID is not the expected one.
-fn grow(directory: &Path, expected: FilesystemUuid, device: DeviceNumber) -> Result<Option<Growth>> {
+fn grow(directory: &Path, expected: FilesystemUuid, device: DeviceNumber) -> Result<Option<(Bytes, Bytes)>> {
     let shown = format!("{GROW} {}", directory.display());
     let root = File::open(directory).context(shown.clone())?;
     let geometry = xfs::geometry(&root).map_err(|error| match error.kind() {
@@ -232,7 +215,7 @@ fn grow(directory: &Path, expected: FilesystemUuid, device: DeviceNumber) -> Res
         _ => Error::new(error).context(shown.clone()),
     })?;
     require_expected(geometry.uuid, expected, &shown)?;
-    let blocks = device_blocks(device, geometry.block_size)?;
+    let blocks = size_of(device)?.0 / u64::from(geometry.block_size.max(1));
     if blocks <= geometry.blocks {
         return Ok(None);
     }
@@ -241,8 +224,7 @@ fn grow(directory: &Path, expected: FilesystemUuid, device: DeviceNumber) -> Res
     })?;
     let size = |blocks: u64| Bytes(blocks.saturating_mul(geometry.block_size.into()));
     let after = xfs::geometry(&root)?.blocks;
-    let grown = after > geometry.blocks;
-    Ok(grown.then(|| Growth { from: size(geometry.blocks), to: size(after) }))
+    Ok((after > geometry.blocks).then(|| (size(geometry.blocks), size(after))))
 }
 
 /// Checks that the file system at a directory is the one that was mounted.
@@ -258,7 +240,6 @@ fn require_expected(found: FilesystemUuid, expected: FilesystemUuid, shown: impl
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::data_disk::signature::Signature;
 
     /// The other file system is mounted at the mount point.
     #[test]
@@ -273,17 +254,6 @@ mod tests {
             error.to_string().contains("/proc") && error.to_string().contains("mount it again"),
             "{error}"
         );
-    }
-
-    #[test]
-    fn trailing_signature_prevents_the_mount() {
-        let mut disk = crate::data_disk::check::tests::disk();
-        assert!(require_usable(&disk).is_ok());
-        let filesystem = disk.filesystem.as_mut().unwrap();
-        filesystem.size = Bytes(filesystem.size.0 - (1 << 20));
-        disk.signatures.push(Signature { name: "MD RAID 0.90", offset: Bytes::GIB.0 - 65_536 });
-        let error = require_usable(&disk).unwrap_err();
-        assert!(error.to_string().contains("MD RAID 0.90"), "{error}");
     }
 
     #[test]

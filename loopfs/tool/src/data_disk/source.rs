@@ -1,9 +1,9 @@
-//! The name of a data disk: a path, or the label or UUID of its file system.
+//! The name of a data disk: a path, or the UUID of its file system.
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
-use std::{fmt, fs, io};
+use std::{fs, io};
 
 use anyhow::{Context, Result, bail};
 use loopfs::FilesystemUuid;
@@ -18,20 +18,13 @@ const CLASS: &str = "/sys/class/block";
 pub(crate) enum DiskSource {
     /// A device node, or a symbolic link to one.
     Path(PathBuf),
-    /// The label of an XFS.
-    Label(String),
     /// The UUID of an XFS.
     Uuid(FilesystemUuid),
 }
 
 impl DiskSource {
-    /// Parses `LABEL=...` and `UUID=...`, as in fstab(5). Anything else is a path.
+    /// Parses `UUID=...`, as in fstab(5). Anything else is a path.
     pub(crate) fn parse(text: &OsStr) -> Result<Self> {
-        if let Some(label) = text.as_bytes().strip_prefix(b"LABEL=") {
-            let label = std::str::from_utf8(label).ok().filter(|label| (1..=12).contains(&label.len()));
-            let wrong = || format!("{OPERATION} {}: a label of XFS has 1 to 12 bytes", text.display());
-            return Ok(Self::Label(label.with_context(wrong)?.to_owned()));
-        }
         if let Some(uuid) = text.as_bytes().strip_prefix(b"UUID=") {
             return Ok(Self::Uuid(String::from_utf8_lossy(uuid).parse()?));
         }
@@ -40,40 +33,38 @@ impl DiskSource {
 
     /// Opens the device.
     ///
-    /// A label or UUID is searched on all devices that sysfs lists, so it needs no udev. The search skips loop devices and
-    /// devices that stand on them, such as a volume group within a Block volume, because the owner of the volume chooses
-    /// what is on them. It also skips devices that others are built on, such as the disks of a RAID.
+    /// A UUID is searched on all devices that sysfs lists, so it needs no udev. The search skips loop devices and devices that
+    /// stand on them, such as a volume group within a Block volume, because the owner of the volume chooses what is on them. It
+    /// also skips devices that others are built on, such as the disks of a RAID.
     pub(crate) fn open(&self, operation: &'static str) -> Result<BlockDevice> {
-        if let Self::Path(path) = self {
-            return BlockDevice::open(path, operation);
-        }
+        let uuid = match self {
+            Self::Path(path) => return BlockDevice::open(path, operation),
+            Self::Uuid(uuid) => *uuid,
+        };
         let mut found = Vec::new();
         let listed = || format!("{OPERATION} {CLASS}");
         for entry in fs::read_dir(CLASS).with_context(listed)? {
             let path = entry.with_context(listed)?.path();
-            found.extend(candidate(&path).filter(|device| self.is_on(device)));
+            found.extend(candidate(&path).filter(|device| has_uuid(device, uuid)));
         }
-        self.only(found)
+        only(uuid, found)
     }
+}
 
-    fn is_on(&self, device: &BlockDevice) -> bool {
-        let Ok(Some(superblock)) = device.superblock() else { return false };
-        match self {
-            Self::Path(_) => false,
-            Self::Label(label) => superblock.label == *label,
-            Self::Uuid(uuid) => superblock.uuid == *uuid,
-        }
-    }
+fn has_uuid(device: &BlockDevice, uuid: FilesystemUuid) -> bool {
+    matches!(device.superblock(), Ok(Some(superblock)) if superblock.uuid == uuid)
+}
 
-    /// Returns the only device that was found.
-    fn only(&self, mut found: Vec<BlockDevice>) -> Result<BlockDevice> {
-        let paths: Vec<String> = found.iter().map(|device| device.path.display().to_string()).collect();
-        match (found.pop(), paths.len()) {
-            (Some(device), 1) => Ok(device),
-            (None, _) => bail!(
-                "{OPERATION} {self}: no block device of this machine has such an XFS; see `blkid`, or give the path of the device"
-            ),
-            _ => bail!("{OPERATION} {self}: {} have it; give the path of the right one", paths.join(" and ")),
+/// Returns the only device that was found.
+fn only(uuid: FilesystemUuid, mut found: Vec<BlockDevice>) -> Result<BlockDevice> {
+    let paths: Vec<String> = found.iter().map(|device| device.path.display().to_string()).collect();
+    match (found.pop(), paths.len()) {
+        (Some(device), 1) => Ok(device),
+        (None, _) => bail!(
+            "{OPERATION} UUID={uuid}: no block device of this machine has such an XFS; see `blkid`, or give the path of the device"
+        ),
+        _ => {
+            bail!("{OPERATION} UUID={uuid}: {} have it; give the path of the right one", paths.join(" and "))
         }
     }
 }
@@ -118,16 +109,6 @@ fn is_loop_device(target: &Path) -> bool {
     })
 }
 
-impl fmt::Display for DiskSource {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Path(path) => write!(f, "{}", path.display()),
-            Self::Label(label) => write!(f, "LABEL={label}"),
-            Self::Uuid(uuid) => write!(f, "UUID={uuid}"),
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use std::fs::File;
@@ -139,7 +120,7 @@ mod tests {
     use super::*;
     use crate::data_disk::superblock::tests::SECTOR;
 
-    /// An image with the superblock of an XFS, whose label is `loopfs`, as if it were a device.
+    /// An image with the superblock of an XFS, as if it were a device.
     fn image(path: &Path) -> BlockDevice {
         fs::write(path, SECTOR).unwrap();
         BlockDevice {
@@ -151,24 +132,22 @@ mod tests {
         }
     }
 
-    #[rstest]
-    #[case::label("LABEL=loopfs", true)]
-    #[case::uuid("UUID=00112233-4455-6677-8899-aabbccddeeff", true)]
-    #[case::beginning_of_the_label("LABEL=loop", false)]
-    #[case::other_uuid("UUID=00112233-4455-6677-8899-aabbccddee00", false)]
-    fn label_and_uuid_select_the_device(#[case] text: &str, #[case] expected: bool) {
+    #[test]
+    fn the_uuid_selects_the_device() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("vdb");
-        let source = DiskSource::parse(OsStr::new(text)).unwrap();
-        assert_eq!(source.is_on(&image(&path)), expected);
-        assert_eq!(source.only(vec![image(&path)]).unwrap().path, path);
+        let uuid = "00112233-4455-6677-8899-aabbccddeeff".parse().unwrap();
+        assert!(has_uuid(&image(&path), uuid) && !has_uuid(&image(&path), FilesystemUuid([7; 16])));
+        assert_eq!(only(uuid, vec![image(&path)]).unwrap().path, path);
+        let error = only(uuid, Vec::new()).unwrap_err();
+        assert!(error.to_string().contains(&uuid.to_string()), "{error}");
     }
 
     #[test]
-    fn an_ambiguous_label_names_both_devices() {
+    fn an_ambiguous_uuid_names_both_devices() {
         let directory = tempfile::tempdir().unwrap();
         let devices = ["vdb", "vdc"].map(|name| image(&directory.path().join(name)));
-        let error = DiskSource::Label("loopfs".into()).only(devices.into()).unwrap_err();
+        let error = only(FilesystemUuid([7; 16]), devices.into()).unwrap_err();
         assert!(
             error.to_string().contains("vdb and ") && error.to_string().contains("vdc have it"),
             "{error}"
@@ -215,22 +194,12 @@ mod tests {
         assert_eq!(stands_on_loop_device(&root.path().join(device)), expected);
     }
 
-    #[rstest]
-    #[case::path("/dev/vdb", DiskSource::Path("/dev/vdb".into()))]
-    #[case::path_with_equals_sign("./LABEL=x", DiskSource::Path("./LABEL=x".into()))]
-    #[case::label("LABEL=loopfs", DiskSource::Label("loopfs".into()))]
-    fn sources_are_parsed(#[case] text: &str, #[case] expected: DiskSource) {
-        assert_eq!(DiskSource::parse(OsStr::new(text)).unwrap(), expected);
-        assert_eq!(expected.to_string(), text);
-    }
-
-    #[rstest]
-    #[case::empty_label(b"LABEL=")]
-    #[case::long_label(b"LABEL=thirteenbytes")]
-    #[case::no_text(b"LABEL=\xff")]
-    #[case::no_uuid(b"UUID=1234")]
-    fn impossible_labels_and_uuids_are_refused(#[case] text: &[u8]) {
-        DiskSource::parse(OsStr::from_bytes(text)).unwrap_err();
+    #[test]
+    fn other_texts_are_paths() {
+        for path in ["/dev/vdb", "./UUID=x"] {
+            assert_eq!(DiskSource::parse(OsStr::new(path)).unwrap(), DiskSource::Path(path.into()));
+        }
+        DiskSource::parse(OsStr::new("UUID=1234")).unwrap_err();
     }
 
     #[rstest]
@@ -241,11 +210,5 @@ mod tests {
     #[case("../../devices/virtual/block/loopy", false)]
     fn sysfs_paths_reveal_loop_devices(#[case] target: &str, #[case] expected: bool) {
         assert_eq!(is_loop_device(Path::new(target)), expected);
-    }
-
-    #[test]
-    fn an_unknown_label_is_named() {
-        let error = DiskSource::Label("no such one".into()).only(Vec::new()).unwrap_err();
-        assert!(error.to_string().contains("LABEL=no such one"), "{error}");
     }
 }

@@ -22,11 +22,10 @@ const INCOMPAT_NEEDSREPAIR: u32 = 1 << 4;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Superblock {
     pub(crate) uuid: FilesystemUuid,
+    /// The label, which may be empty. Any program with access to the device can choose it.
     pub(crate) label: String,
     pub(crate) block_size: u32,
     pub(crate) data_blocks: u64,
-    /// The size of the allocation groups, in blocks.
-    pub(crate) group_blocks: u32,
     pub(crate) features: Features,
     /// mkfs.xfs has not completed.
     pub(crate) in_progress: bool,
@@ -34,8 +33,6 @@ pub(crate) struct Superblock {
     pub(crate) needs_repair: bool,
     /// The checksum is right, or there is none (version 4).
     pub(crate) checksum_valid: bool,
-    /// The byte range of the log, or `None` if it is on another device.
-    pub(crate) log: Option<(u64, u64)>,
 }
 
 impl Superblock {
@@ -70,7 +67,6 @@ impl Superblock {
             label: label(bytes.get(108..120)?),
             block_size,
             data_blocks: fields.u64(8)?,
-            group_blocks: fields.u32(84)?,
             features: Features {
                 crc,
                 reflink: ro_compat & RO_COMPAT_REFLINK != 0,
@@ -80,12 +76,15 @@ impl Superblock {
             in_progress: *bytes.get(126)? != 0,
             needs_repair: incompat & INCOMPAT_NEEDSREPAIR != 0,
             checksum_valid: !crc || checksum(bytes.get(..sector)?) == fields.u32(CRC_OFFSET)?.swap_bytes(),
-            log: fields.log(block_size)?,
         })
     }
 
     pub(crate) fn size(&self) -> Bytes {
         Bytes(self.data_blocks.saturating_mul(self.block_size.into()))
+    }
+
+    pub(crate) fn is_damaged(&self) -> bool {
+        self.needs_repair || !self.checksum_valid
     }
 }
 
@@ -103,20 +102,6 @@ impl Fields<'_> {
 
     fn u64(&self, offset: usize) -> Option<u64> {
         self.0.get(offset..offset + 8)?.try_into().ok().map(u64::from_be_bytes)
-    }
-
-    /// Returns the start and the length of the internal log in bytes. A block number has the number of the allocation group
-    /// in its upper bits.
-    fn log(&self, block_size: u32) -> Option<Option<(u64, u64)>> {
-        let start = self.u64(48)?;
-        if start == 0 {
-            return Some(None);
-        }
-        let (group_blocks, group_bits) = (u64::from(self.u32(84)?), u32::from(*self.0.get(124)?));
-        let group = start.checked_shr(group_bits)?;
-        let block = group.checked_mul(group_blocks)?.checked_add(start - group.checked_shl(group_bits)?)?;
-        let bytes = |blocks: u64| blocks.checked_mul(block_size.into());
-        Some(Some((bytes(block)?, bytes(self.u32(96)?.into())?)))
     }
 }
 
@@ -153,11 +138,8 @@ pub(crate) mod tests {
         assert_eq!(superblock.label, "loopfs");
         assert_eq!(superblock.uuid.to_string(), "00112233-4455-6677-8899-aabbccddeeff");
         assert_eq!((superblock.size(), superblock.block_size), (Bytes(320 << 20), 4096));
-        assert_eq!(superblock.group_blocks, 20_480, "four groups");
         assert!(superblock.checksum_valid && !superblock.in_progress && !superblock.needs_repair);
         assert_eq!(superblock.features, Features { crc: true, reflink: true, ftype: true, bigtime: true });
-        let (start, length) = superblock.log.unwrap();
-        assert!(start > 0 && length >= 8 << 20 && start + length <= 320 << 20, "{start} {length}");
     }
 
     #[test]

@@ -3,6 +3,7 @@
 use std::os::unix::ffi::OsStrExt;
 
 use loopfs::DeviceNumber;
+use loopfs::loop_device::BackingFile;
 use loopfs::loop_device::unmanaged::Attributes;
 
 /// How a list is printed.
@@ -25,130 +26,117 @@ pub(crate) struct Row {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Column {
-    Name,
-    AutoClear,
-    BackingFile,
-    BackingInode,
-    BackingNumber,
-    BackingMajor,
-    BackingMinor,
-    Number,
-    Major,
-    Minor,
-    Offset,
-    PartScan,
-    Ref,
-    ReadOnly,
-    SizeLimit,
-    DirectIo,
-    BlockSize,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum ColumnKind {
     Text,
     Number,
     Boolean,
 }
 
+use ColumnKind::{Boolean, Number, Text};
+
+/// A column of a list.
+#[derive(Debug)]
+pub(crate) struct Column {
+    pub(crate) title: &'static str,
+    kind: ColumnKind,
+    pub(crate) help: &'static str,
+    /// Returns the content for a device, or `None` if it has none. `true`: device numbers are padded.
+    cell: fn(&Row, bool) -> Option<Vec<u8>>,
+}
+
+/// All columns, in the order of `--output-all`.
+pub(crate) static COLUMNS: [Column; 17] = [
+    column("NAME", Text, "path of the device", |row, _| Some(row.shown_name().into_bytes())),
+    column("AUTOCLEAR", Boolean, "the kernel detaches the device at its last close", |row, _| {
+        flag(row.attributes.auto_clear)
+    }),
+    column("BACK-FILE", Text, "path of the file", |row, _| {
+        row.attributes.backing_path.as_ref().map(|path| path.as_os_str().as_bytes().to_vec())
+    }),
+    column("BACK-INO", Number, "inode number of the file", |row, _| number(row.backing(|file| file.inode))),
+    column("BACK-MAJ:MIN", Text, "device number of the file's file system", |row, padded| {
+        device_number(row.backing(|file| file.device), padded, 8)
+    }),
+    column("BACK-MAJ", Text, "major part of that number", |row, _| {
+        number(row.backing(|file| file.device.major))
+    }),
+    column("BACK-MIN", Text, "minor part of that number", |row, _| {
+        number(row.backing(|file| file.device.minor))
+    }),
+    column("MAJ:MIN", Text, "device number of the loop device", |row, padded| {
+        device_number(row.number, padded, 3)
+    }),
+    column("MAJ", Number, "major part of that number", |row, _| {
+        number(row.number.map(|number| number.major))
+    }),
+    column("MIN", Number, "minor part of that number", |row, _| {
+        number(row.number.map(|number| number.minor))
+    }),
+    column("OFFSET", Number, "where the device begins in the file, in bytes", |row, _| {
+        number(row.attributes.offset)
+    }),
+    column("PARTSCAN", Boolean, "the kernel scans the partition table", |row, _| {
+        flag(row.attributes.partition_scan)
+    }),
+    column("REF", Text, "name that the kernel keeps with the device", |row, _| {
+        row.attributes.name.as_ref().map(|name| name.as_bytes().to_vec())
+    }),
+    column("RO", Boolean, "the device refuses writes", |row, _| flag(row.attributes.read_only)),
+    column("SIZELIMIT", Number, "size limit in bytes, 0 for none", |row, _| {
+        number(row.attributes.size_limit)
+    }),
+    column("DIO", Boolean, "I/O bypasses the page cache of the file", |row, _| {
+        flag(row.attributes.direct_io)
+    }),
+    column("LOG-SEC", Number, "logical block size in bytes", |row, _| number(row.attributes.block_size)),
+];
+
+const fn column(
+    title: &'static str,
+    kind: ColumnKind,
+    help: &'static str,
+    cell: fn(&Row, bool) -> Option<Vec<u8>>,
+) -> Column {
+    Column { title, kind, help, cell }
+}
+
+fn flag(value: bool) -> Option<Vec<u8>> {
+    Some(if value { b"1" } else { b"0" }.to_vec())
+}
+
+fn number(value: Option<impl ToString>) -> Option<Vec<u8>> {
+    value.map(|value| value.to_string().into_bytes())
+}
+
+fn device_number(number: Option<DeviceNumber>, padded: bool, width: usize) -> Option<Vec<u8>> {
+    let text = number.map(|number| match padded {
+        true => format!("{:>width$}:{:<3}", number.major, number.minor),
+        false => number.to_string(),
+    });
+    text.map(String::into_bytes)
+}
+
 impl Column {
-    /// All columns, in the order of `--output-all`.
-    pub(crate) const ALL: [Self; 17] = [
-        Self::Name,
-        Self::AutoClear,
-        Self::BackingFile,
-        Self::BackingInode,
-        Self::BackingNumber,
-        Self::BackingMajor,
-        Self::BackingMinor,
-        Self::Number,
-        Self::Major,
-        Self::Minor,
-        Self::Offset,
-        Self::PartScan,
-        Self::Ref,
-        Self::ReadOnly,
-        Self::SizeLimit,
-        Self::DirectIo,
-        Self::BlockSize,
-    ];
-
-    pub(crate) fn title(self) -> &'static str {
-        self.describe().0
-    }
-
-    pub(crate) fn help(self) -> &'static str {
-        self.describe().2
-    }
-
-    fn describe(self) -> (&'static str, ColumnKind, &'static str) {
-        match self {
-            Self::Name => ("NAME", ColumnKind::Text, "path of the device"),
-            Self::AutoClear => {
-                ("AUTOCLEAR", ColumnKind::Boolean, "the kernel detaches the device at its last close")
-            }
-            Self::BackingFile => ("BACK-FILE", ColumnKind::Text, "path of the file"),
-            Self::BackingInode => ("BACK-INO", ColumnKind::Number, "inode number of the file"),
-            Self::BackingNumber => {
-                ("BACK-MAJ:MIN", ColumnKind::Text, "device number of the file's file system")
-            }
-            Self::BackingMajor => ("BACK-MAJ", ColumnKind::Text, "major part of that number"),
-            Self::BackingMinor => ("BACK-MIN", ColumnKind::Text, "minor part of that number"),
-            Self::Number => ("MAJ:MIN", ColumnKind::Text, "device number of the loop device"),
-            Self::Major => ("MAJ", ColumnKind::Number, "major part of that number"),
-            Self::Minor => ("MIN", ColumnKind::Number, "minor part of that number"),
-            Self::Offset => ("OFFSET", ColumnKind::Number, "where the device begins in the file, in bytes"),
-            Self::PartScan => ("PARTSCAN", ColumnKind::Boolean, "the kernel scans the partition table"),
-            Self::Ref => ("REF", ColumnKind::Text, "name that the kernel keeps with the device"),
-            Self::ReadOnly => ("RO", ColumnKind::Boolean, "the device refuses writes"),
-            Self::SizeLimit => ("SIZELIMIT", ColumnKind::Number, "size limit in bytes, 0 for none"),
-            Self::DirectIo => ("DIO", ColumnKind::Boolean, "I/O bypasses the page cache of the file"),
-            Self::BlockSize => ("LOG-SEC", ColumnKind::Number, "logical block size in bytes"),
-        }
+    /// Returns the column with a title in upper or lower case.
+    pub(crate) fn titled(title: &str) -> Option<&'static Self> {
+        COLUMNS.iter().find(|column| column.title.eq_ignore_ascii_case(title))
     }
 
     /// Numbers and flags are aligned to the right.
-    fn is_right(self) -> bool {
-        self.describe().1 != ColumnKind::Text
+    fn is_right(&self) -> bool {
+        self.kind != Text
     }
 
-    fn cell(self, row: &Row, format: ListFormat) -> Option<Vec<u8>> {
-        let Attributes { backing, .. } = row.attributes;
-        let of = &row.attributes;
-        let flag = |value: bool| Some(if value { "1" } else { "0" }.to_owned());
-        let text = match self {
-            Self::Name => Some(row.shown_name()),
-            Self::BackingFile => {
-                return of.backing_path.as_ref().map(|path| path.as_os_str().as_bytes().to_vec());
-            }
-            Self::Ref => return of.name.as_ref().map(|name| name.as_bytes().to_vec()),
-            Self::AutoClear => flag(of.auto_clear),
-            Self::PartScan => flag(of.partition_scan),
-            Self::ReadOnly => flag(of.read_only),
-            Self::DirectIo => flag(of.direct_io),
-            Self::BackingInode => backing.map(|file| file.inode.to_string()),
-            Self::BackingNumber => backing.map(|file| match format.raw || format.json {
-                true => file.device.to_string(),
-                false => format!("{:>8}:{:<3}", file.device.major, file.device.minor),
-            }),
-            Self::BackingMajor => backing.map(|file| file.device.major.to_string()),
-            Self::BackingMinor => backing.map(|file| file.device.minor.to_string()),
-            Self::Number => row.number.map(|number| match format.raw || format.json {
-                true => number.to_string(),
-                false => format!("{:>3}:{:<3}", number.major, number.minor),
-            }),
-            Self::Major => row.number.map(|number| number.major.to_string()),
-            Self::Minor => row.number.map(|number| number.minor.to_string()),
-            Self::Offset => of.offset.map(|bytes| bytes.to_string()),
-            Self::SizeLimit => of.size_limit.map(|bytes| bytes.to_string()),
-            Self::BlockSize => of.block_size.map(|bytes| bytes.to_string()),
-        };
-        text.map(String::into_bytes)
+    fn cell(&self, row: &Row, format: ListFormat) -> Option<Vec<u8>> {
+        (self.cell)(row, !format.raw && !format.json)
     }
 }
 
 impl Row {
+    fn backing<T>(&self, part: fn(BackingFile) -> T) -> Option<T> {
+        self.attributes.backing.map(part)
+    }
+
     fn shown_name(&self) -> String {
         format!("{}{}", self.name, if self.lost { " (lost)" } else { "" })
     }
@@ -175,14 +163,14 @@ impl Row {
 }
 
 /// Returns the list in the requested format. `utf8`: the locale has UTF-8, so that characters beyond ASCII are printed.
-pub(crate) fn list(rows: &[Row], columns: &[Column], format: ListFormat, utf8: bool) -> Vec<u8> {
+pub(crate) fn list(rows: &[Row], columns: &[&Column], format: ListFormat, utf8: bool) -> Vec<u8> {
     if format.json {
         return json(rows, columns, format);
     }
     let lines: Vec<Vec<Vec<u8>>> = rows
         .iter()
         .map(|row| {
-            let cell = |column: &Column| column.cell(row, format).unwrap_or_default();
+            let cell = |column: &&Column| column.cell(row, format).unwrap_or_default();
             let escape =
                 |cell: Vec<u8>| if format.raw { escape_raw(&cell) } else { escape_table(&cell, utf8) };
             columns.iter().map(cell).map(escape).collect()
@@ -191,7 +179,7 @@ pub(crate) fn list(rows: &[Row], columns: &[Column], format: ListFormat, utf8: b
     if lines.is_empty() {
         return Vec::new();
     }
-    let titles: Vec<Vec<u8>> = columns.iter().map(|column| column.title().as_bytes().to_vec()).collect();
+    let titles: Vec<Vec<u8>> = columns.iter().map(|column| column.title.as_bytes().to_vec()).collect();
     let headings = (!format.no_headings).then_some(&titles);
     let printed = headings.into_iter().chain(&lines);
     if format.raw {
@@ -204,7 +192,7 @@ pub(crate) fn list(rows: &[Row], columns: &[Column], format: ListFormat, utf8: b
     printed.flat_map(|line| aligned(line, columns, &widths)).collect()
 }
 
-fn aligned(line: &[Vec<u8>], columns: &[Column], widths: &[usize]) -> Vec<u8> {
+fn aligned(line: &[Vec<u8>], columns: &[&Column], widths: &[usize]) -> Vec<u8> {
     let mut text = Vec::new();
     for (number, cell) in line.iter().enumerate() {
         let last = number + 1 == line.len();
@@ -252,16 +240,19 @@ fn escape_table(cell: &[u8], utf8: bool) -> Vec<u8> {
     escaped
 }
 
-fn json(rows: &[Row], columns: &[Column], format: ListFormat) -> Vec<u8> {
+fn json(rows: &[Row], columns: &[&Column], format: ListFormat) -> Vec<u8> {
     let object = |row: &Row| {
         let members = columns.iter().map(|column| {
-            let mut member = format!("         \"{}\": ", column.title().to_ascii_lowercase()).into_bytes();
+            let mut member = format!("         \"{}\": ", column.title.to_ascii_lowercase()).into_bytes();
             let value = column.cell(row, format);
-            match (value, column.describe().1) {
+            match (value, column.kind) {
                 (None, _) => member.extend(b"null"),
-                (Some(value), ColumnKind::Text) => member.extend(quoted(&value)),
-                (Some(value), ColumnKind::Number) => member.extend(value),
-                (Some(value), ColumnKind::Boolean) => {
+                (Some(value), Text) => {
+                    let text = String::from_utf8_lossy(&value);
+                    member.extend(serde_json::Value::from(text).to_string().into_bytes());
+                }
+                (Some(value), Number) => member.extend(value),
+                (Some(value), Boolean) => {
                     member.extend(if value == b"1" { &b"true"[..] } else { b"false" });
                 }
             }
@@ -274,28 +265,8 @@ fn json(rows: &[Row], columns: &[Column], format: ListFormat) -> Vec<u8> {
     [b"{\n   \"loopdevices\": [\n", indent, &objects, b"\n   ]\n}\n"].concat()
 }
 
-fn quoted(text: &[u8]) -> Vec<u8> {
-    let mut quoted = vec![b'"'];
-    for byte in text {
-        match byte {
-            b'"' | b'\\' => quoted.extend([b'\\', *byte]),
-            b'\n' => quoted.extend(b"\\n"),
-            b'\r' => quoted.extend(b"\\r"),
-            b'\t' => quoted.extend(b"\\t"),
-            0x08 => quoted.extend(b"\\b"),
-            0x0c => quoted.extend(b"\\f"),
-            0..0x20 => quoted.extend(format!("\\u{byte:04x}").into_bytes()),
-            _ => quoted.push(*byte),
-        }
-    }
-    quoted.push(b'"');
-    quoted
-}
-
 #[cfg(test)]
 mod tests {
-    use loopfs::loop_device::BackingFile;
-
     use super::*;
 
     fn rows() -> [Row; 2] {
@@ -316,64 +287,33 @@ mod tests {
         ]
     }
 
-    const COLUMNS: [Column; 4] = [Column::Name, Column::SizeLimit, Column::BackingFile, Column::BlockSize];
+    const TITLES: [&str; 4] = ["NAME", "SIZELIMIT", "BACK-FILE", "LOG-SEC"];
 
-    fn printed(columns: &[Column], format: ListFormat, utf8: bool) -> String {
-        String::from_utf8(list(&rows(), columns, format, utf8)).unwrap()
+    fn printed(titles: &[&str], format: ListFormat, utf8: bool) -> String {
+        let columns: Vec<_> = titles.iter().filter_map(|title| Column::titled(title)).collect();
+        String::from_utf8(list(&rows(), &columns, format, utf8)).unwrap()
     }
 
     #[test]
     fn a_table_is_aligned() {
         assert_eq!(
-            printed(&COLUMNS, ListFormat::default(), true),
+            printed(&TITLES, ListFormat::default(), true),
             "NAME               SIZELIMIT BACK-FILE    LOG-SEC\n\
              /dev/loop1              8192 /srv/x ü.img     512\n\
              /dev/loop12 (lost)                        \n"
         );
         let format = ListFormat { no_headings: true, ..ListFormat::default() };
-        assert_eq!(
-            printed(&[Column::ReadOnly, Column::BackingFile], format, false),
-            "1 /srv/x \\xc3\\xbc.img\n0 \n"
-        );
+        assert_eq!(printed(&["RO", "BACK-FILE"], format, false), "1 /srv/x \\xc3\\xbc.img\n0 \n");
     }
 
     #[test]
     fn a_raw_list_escapes_blanks() {
         let format = ListFormat { raw: true, ..ListFormat::default() };
         assert_eq!(
-            printed(&COLUMNS, format, true),
+            printed(&TITLES, format, true),
             "NAME SIZELIMIT BACK-FILE LOG-SEC\n\
              /dev/loop1 8192 /srv/x\\x20\\xc3\\xbc.img 512\n\
              /dev/loop12\\x20(lost)   \n"
         );
-    }
-
-    #[test]
-    fn a_json_list_has_typed_values() {
-        let format = ListFormat { json: true, ..ListFormat::default() };
-        let text = printed(&Column::ALL, format, true);
-        let value: serde_json::Value = serde_json::from_str(&text).unwrap();
-        let first = &value["loopdevices"][0];
-        assert_eq!(first["sizelimit"], 8192);
-        assert_eq!(first["ro"], true);
-        assert_eq!(first["back-maj:min"], "254:0");
-        assert_eq!(value["loopdevices"][1]["back-file"], serde_json::Value::Null);
-        assert!(text.starts_with("{\n   \"loopdevices\": [\n      {\n         \"name\": \"/dev/loop1\",\n"));
-        assert!(text.ends_with("\n      }\n   ]\n}\n"));
-        assert_eq!(list(&[], &COLUMNS, format, true), b"{\n   \"loopdevices\": [\n\n   ]\n}\n");
-        assert_eq!(list(&[], &COLUMNS, ListFormat::default(), true), b"");
-    }
-
-    #[test]
-    fn a_line_has_file_and_range() {
-        let [bound, unbound] = rows();
-        let line = String::from_utf8(bound.line().unwrap()).unwrap();
-        assert_eq!(line, "/dev/loop1: [65024]:131 (/srv/x ü.img), offset 4096, sizelimit 8192\n");
-        assert_eq!(unbound.line(), None);
-    }
-
-    #[test]
-    fn text_in_json_is_quoted() {
-        assert_eq!(quoted(b"a\"\\\n\x01\xc3\xbc"), b"\"a\\\"\\\\\\n\\u0001\xc3\xbc\"");
     }
 }

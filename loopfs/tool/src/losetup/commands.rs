@@ -70,19 +70,14 @@ pub(crate) fn run(request: &LosetupRequest) -> std::result::Result<LosetupOutcom
             Ok(LosetupOutcome::print(format!("{name}{lost}\n")))
         }
         LosetupAction::SetCapacity(device) => {
-            Ok(for_each(std::slice::from_ref(device), "set capacity failed", |path| {
-                Device::open_path(path, Access::ReadOnly)?.refresh_capacity()
-            }))
+            Ok(change(device, "set capacity failed", Device::refresh_capacity))
         }
         LosetupAction::SetDirectIo(device, enabled) => {
-            Ok(for_each(std::slice::from_ref(device), "set direct io failed", |path| {
-                Device::open_path(path, Access::ReadOnly)?.set_direct_io(*enabled)
-            }))
+            Ok(change(device, "set direct io failed", |device| device.set_direct_io(*enabled)))
         }
         LosetupAction::SetBlockSize(device, size) => {
-            Ok(for_each(std::slice::from_ref(device), "set logical block size failed", |path| {
-                Device::open_path(path, Access::ReadOnly)?.set_block_size(block_size(*size))
-            }))
+            let size = block_size(*size);
+            Ok(change(device, "set logical block size failed", |device| device.set_block_size(size)))
         }
     }
 }
@@ -108,6 +103,11 @@ fn for_each(devices: &[OsString], failure: &str, call: impl Fn(&Path) -> Result<
         }
     }
     outcome
+}
+
+/// Runs a call for one device.
+fn change(device: &OsString, failure: &str, call: impl Fn(&Device) -> Result<()>) -> LosetupOutcome {
+    for_each(std::slice::from_ref(device), failure, |path| call(&Device::open_path(path, Access::ReadOnly)?))
 }
 
 /// Returns a warning if the kernel has the device but its node does not exist.
@@ -196,7 +196,7 @@ fn show_one(request: &LosetupRequest, device: &OsStr) -> std::result::Result<Los
         }
         None => match row.line() {
             Some(line) => Ok(LosetupOutcome::print(line)),
-            None => Err(LosetupFailure::os(row.name, Errno::ENOENT as i32)),
+            None => Err(LosetupFailure::os(row.name, Errno::ENOENT)),
         },
     }
 }
@@ -300,7 +300,7 @@ fn bind(
     let opened = open_file(request, &path);
     let (opened, access) = opened.map_err(|error| {
         let object = device.map_or(file, Path::as_os_str);
-        failed(object, error.raw_os_error().unwrap_or(Errno::EIO as i32))
+        failed(object, error.raw_os_error().map_or(Errno::EIO, Errno::from_raw))
     })?;
     let setup = Setup {
         access,
@@ -326,18 +326,16 @@ fn bind(
         match bound {
             Ok(()) => return Ok(free),
             // Another process was first. ENXIO: the device is still being detached.
-            Err(errno) if is_race(errno) && attempt < ATTEMPTS => std::thread::sleep(PAUSE),
+            Err(Errno::EBUSY | Errno::EAGAIN | Errno::ENXIO) if attempt < ATTEMPTS => {
+                std::thread::sleep(PAUSE)
+            }
             Err(errno) => return Err(failed(file, errno)),
         }
     }
 }
 
-fn is_race(errno: i32) -> bool {
-    [Errno::EBUSY, Errno::EAGAIN, Errno::ENXIO].iter().any(|race| *race as i32 == errno)
-}
-
-fn errno_of(error: &loopfs::Error) -> i32 {
-    error.errno().unwrap_or(Errno::EIO as i32)
+fn errno_of(error: &loopfs::Error) -> Errno {
+    error.errno().map_or(Errno::EIO, Errno::from_raw)
 }
 
 /// Opens the file for writing too, or for reading if it cannot be written.
@@ -346,8 +344,7 @@ fn open_file(request: &LosetupRequest, path: &Path) -> std::result::Result<(File
     let open = |write: bool| File::options().read(true).write(write).custom_flags(flags).open(path);
     if !request.read_only {
         match open(true) {
-            Err(error)
-                if [Errno::EROFS, Errno::EACCES].iter().any(|e| error.raw_os_error() == Some(*e as i32)) => {}
+            Err(error) if matches!(error.raw_os_error(), Some(libc::EROFS | libc::EACCES)) => {}
             opened => return opened.map(|file| (file, Access::ReadWrite)),
         }
     }
@@ -355,7 +352,7 @@ fn open_file(request: &LosetupRequest, path: &Path) -> std::result::Result<(File
 }
 
 /// Opens a node for writing, because udev probes a device when a writer closes it.
-fn open_node(path: &Path) -> std::result::Result<Device, i32> {
+fn open_node(path: &Path) -> std::result::Result<Device, Errno> {
     let mut attempt = 0;
     loop {
         // By its index, the library creates the node if `/dev` is a copy, in which the kernel creates none.
@@ -367,7 +364,7 @@ fn open_node(path: &Path) -> std::result::Result<Device, i32> {
             Ok(device) => return Ok(device),
             Err(error) => errno_of(&error),
         };
-        let not_ready = [Errno::ENOENT, Errno::EACCES].iter().any(|wait| *wait as i32 == errno);
+        let not_ready = matches!(errno, Errno::ENOENT | Errno::EACCES);
         attempt += 1;
         if !not_ready || index_in(path).is_none() || attempt == NODE_ATTEMPTS {
             return Err(errno);

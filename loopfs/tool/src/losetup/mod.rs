@@ -44,14 +44,3 @@ pub(crate) fn main(args: impl IntoIterator<Item = OsString>) -> ExitCode {
         _ => ExitCode::SUCCESS,
     }
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_program_name_selects_losetup() {
-        assert!(is_program_name("/usr/sbin/losetup".as_ref()) && is_program_name("losetup".as_ref()));
-        assert!(!is_program_name("/usr/bin/loopfs".as_ref()));
-    }
-}

@@ -93,32 +93,6 @@ pub(crate) const OPTIONS: &[Opt] = options! {
     Remove none "remove" None "DEVICE..." "remove unbound devices from the system"
 };
 
-/// An option that util-linux has or had, and this program does not support.
-#[derive(Debug)]
-pub(crate) struct Unsupported {
-    pub(crate) short: Option<char>,
-    pub(crate) long: Option<&'static str>,
-    /// The last version of util-linux with the option.
-    pub(crate) version: &'static str,
-    pub(crate) remedy: &'static str,
-}
-
-pub(crate) const UNSUPPORTED: &[Unsupported] = &[
-    Unsupported {
-        short: Some('e'),
-        long: Some("encryption"),
-        version: "2.24",
-        remedy: "use cryptsetup(8) for encryption",
-    },
-    Unsupported { short: Some('E'), long: None, version: "2.24", remedy: "use cryptsetup(8) for encryption" },
-    Unsupported {
-        short: Some('p'),
-        long: Some("pass-fd"),
-        version: "2.24",
-        remedy: "use cryptsetup(8) for encryption",
-    },
-];
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -127,14 +101,11 @@ mod tests {
 
     #[test]
     fn the_readme_lists_exactly_the_options() {
-        let names = |short: Option<char>, long: Option<&str>| {
-            let short = short.map(|letter| format!("`-{letter}`"));
-            let long = long.map(|long| format!("`--{long}`"));
-            short.into_iter().chain(long).collect::<Vec<_>>().join(", ")
+        let names = |option: &Opt| {
+            let short = option.short.map(|letter| format!("`-{letter}`, "));
+            format!("{}`--{}`", short.unwrap_or_default(), option.long)
         };
-        let supported = OPTIONS.iter().map(|option| names(option.short, Some(option.long)));
-        let unsupported = UNSUPPORTED.iter().map(|option| names(option.short, option.long));
-        let mut expected: Vec<String> = supported.chain(unsupported).collect();
+        let mut expected: Vec<String> = OPTIONS.iter().map(names).collect();
         let section = README.split("## losetup").nth(1).expect("a section about losetup");
         let section = section.split("\n## ").next().unwrap_or_default();
         let mut rows: Vec<String> = section
@@ -145,9 +116,6 @@ mod tests {
         expected.sort();
         rows.sort();
         assert_eq!(rows, expected);
-        for option in UNSUPPORTED {
-            assert!(section.contains(&format!("not supported (util-linux {})", option.version)));
-        }
     }
 
     #[test]
@@ -157,7 +125,6 @@ mod tests {
         long.dedup();
         assert_eq!(long.len(), OPTIONS.len());
         let mut short: Vec<char> = OPTIONS.iter().filter_map(|option| option.short).collect();
-        short.extend(UNSUPPORTED.iter().filter_map(|option| option.short));
         let count = short.len();
         short.sort_unstable();
         short.dedup();

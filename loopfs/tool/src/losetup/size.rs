@@ -88,16 +88,12 @@ mod tests {
         assert_eq!(parse(text.as_bytes()), Ok(bytes));
     }
 
+    /// The kernel tests compare further texts with util-linux.
     #[rstest]
-    #[case("", Errno::EINVAL)]
-    #[case("x", Errno::EINVAL)]
     #[case("-1", Errno::EINVAL)]
     #[case("1 K", Errno::EINVAL)]
-    #[case("1B", Errno::EINVAL)]
     #[case("1Ki", Errno::EINVAL)]
-    #[case("=5", Errno::EINVAL)]
     #[case("1Q", Errno::EINVAL)]
-    #[case("16E", Errno::ERANGE)]
     #[case("99999999999999999999", Errno::ERANGE)]
     fn other_texts_are_no_sizes(#[case] text: &str, #[case] errno: Errno) {
         assert_eq!(parse(text.as_bytes()), Err(errno));

@@ -2,7 +2,6 @@
 
 use crate::data_disk::Problem;
 
-/// The status of a check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Status {
     /// The machine has everything of this check that loopfs needs.
@@ -20,9 +19,7 @@ pub(crate) enum Status {
 pub(crate) struct Check {
     /// The name, as the README lists it.
     pub(crate) id: &'static str,
-    /// What was found.
     pub(crate) found: String,
-    /// The status.
     pub(crate) status: Status,
     /// What to do: a command, or a sentence. `None` if there is nothing to do.
     pub(crate) remedy: Option<String>,

@@ -170,6 +170,7 @@ mod tests {
     use super::*;
     use crate::preflight::facts::Failure;
     use crate::preflight::facts::tests::data_dir;
+    use crate::preflight::tests::assert_check;
 
     fn filesystem(directory: &mut DataDir) -> &mut DataFilesystemFacts {
         directory.filesystem.as_mut().unwrap()
@@ -184,8 +185,8 @@ mod tests {
         directory.filesystem = None;
     }
 
+    /// The kernel tests have further facts.
     #[rstest]
-    #[case::never_mounted(DIRECTORY, |d: &mut DataDir| fail(d, ErrorKind::NeverMounted), Status::Missing, "if a disk has volumes already, mount it with `loopfs data-dir mount UUID=... /loopfs/data`")]
     #[case::occupied(DIRECTORY, |d: &mut DataDir| {
         d.occupied = true;
         fail(d, ErrorKind::NeverMounted);
@@ -204,20 +205,17 @@ mod tests {
     }, Status::Warning, "noexec '/mnt/a b'`")]
     #[case::shut_down(DIRECTORY, |d: &mut DataDir| fail(d, ErrorKind::ShutDown), Status::Missing, "kernel log")]
     #[case::denied(DIRECTORY, |d: &mut DataDir| d.verified = failed(ErrorKind::PermissionDenied), Status::NotChecked, "root")]
-    #[case::no_filesystem(QUOTA, |d: &mut DataDir| fail(d, ErrorKind::NotMounted), Status::NotChecked, "")]
     #[case::in_var(DIRECTORY, |d: &mut DataDir| d.path = "/var/loopfs".into(), Status::Warning, "/var/lib/loopfs/data")]
     #[case::beside_the_kubelet(DIRECTORY, |d: &mut DataDir| d.path = "/mnt/loopfs".into(), Status::Warning, "holds nothing else")]
     #[case::in_the_kubelets_directory(DIRECTORY, |d: &mut DataDir| d.path = "/mnt/kubelet/data".into(), Status::Warning, "holds nothing else")]
     #[case::below_the_kubelets_directory(DIRECTORY, |d: &mut DataDir| d.path = "/mnt/kubelet/loopfs/data".into(), Status::Ok, "")]
     #[case::only_quota_off(DIRECTORY, |d: &mut DataDir| d.verified = failed(ErrorKind::NotEnforced), Status::Ok, "")]
-    #[case::quota_off(QUOTA, |d: &mut DataDir| filesystem(d).mount.quota = Some(Enforcement::NoQuota), Status::Missing, "prjquota")]
     #[case::many_records(QUOTA, |d: &mut DataDir| filesystem(d).quota_records = Some(QuotaRecords { blocks: 2000, ids: 499 }), Status::Warning, "loopfs quota list")]
     #[case::many_ids(QUOTA, |d: &mut DataDir| filesystem(d).quota_records = Some(QuotaRecords { blocks: 2000, ids: 500 }), Status::Ok, "")]
     #[case::few_records(QUOTA, |d: &mut DataDir| filesystem(d).quota_records = Some(QuotaRecords { blocks: 1024, ids: 0 }), Status::Ok, "")]
     #[case::unreadable_records(QUOTA, |d: &mut DataDir| filesystem(d).quota_records = None, Status::Ok, "")]
     #[case::counted(QUOTA, |d: &mut DataDir| filesystem(d).mount.quota = Some(Enforcement::AccountingOnly), Status::Missing, "pqnoenforce")]
     #[case::read_only(OPTIONS, |d: &mut DataDir| filesystem(d).mount.options.push("ro".into()), Status::Missing, "kernel log")]
-    #[case::no_nodev(OPTIONS, |d: &mut DataDir| filesystem(d).mount.options.retain(|o| o != "nodev"), Status::Warning, "remount,bind")]
     #[case::no_reflink(FEATURES, |d: &mut DataDir| filesystem(d).features.reflink = false, Status::Warning, "loopfs data-dir format")]
     #[case::nearly_full(SPACE, |d: &mut DataDir| filesystem(d).available = Bytes(1 << 30), Status::Warning, "enlarge the disk")]
     #[case::enough(SPACE, |d: &mut DataDir| filesystem(d).available = Bytes(5 << 30), Status::Ok, "")]
@@ -229,10 +227,6 @@ mod tests {
     ) {
         let mut directory = data_dir();
         change(&mut directory);
-        let checks = judge(Some(&directory), Some(Path::new("/mnt/kubelet")));
-        let check = checks.iter().find(|check| check.id == id).unwrap();
-        assert_eq!(check.status, status, "{check:?}");
-        assert_eq!(check.remedy.is_none(), remedy.is_empty(), "{check:?}");
-        assert!(check.remedy.as_deref().unwrap_or_default().contains(remedy), "{check:?}");
+        assert_check(&judge(Some(&directory), Some(Path::new("/mnt/kubelet"))), id, status, remedy);
     }
 }

@@ -7,8 +7,9 @@ use std::path::PathBuf;
 use loopfs::mount::Isolation;
 use loopfs::xfs::Features;
 use loopfs::{Bytes, ErrorKind};
+use nix::errno::Errno;
 
-use super::host_facts::HostFacts;
+use super::host::HostFacts;
 use crate::data_disk::DataMount;
 
 /// The state of the machine and of this process, read without changing anything.
@@ -27,8 +28,8 @@ pub(super) struct Facts {
     pub(super) dev: Option<Dev>,
     /// `true` if the virtual devices in sysfs can be written. `None` if `/sys` is not mounted.
     pub(super) sysfs_writable: Option<bool>,
-    /// The system calls that loopfs needs.
-    pub(super) calls: Vec<(&'static str, CallResponse)>,
+    /// The system calls that loopfs needs, and the kernel's response to invalid arguments.
+    pub(super) calls: Vec<(&'static str, Errno)>,
     /// `true` if a seccomp filter is active.
     pub(super) seccomp: bool,
     /// The effective capabilities. `None` if `/proc` is not mounted.
@@ -37,7 +38,6 @@ pub(super) struct Facts {
     pub(super) initial_user_namespace: Option<bool>,
     /// `true` if the kernel grants leases of files. `None` if `/proc/sys` is not visible.
     pub(super) leases: Option<bool>,
-    pub(super) cgroup: Cgroup,
     pub(super) host: HostFacts,
     /// `None` if no directory was given.
     pub(super) data_dir: Option<DataDir>,
@@ -116,24 +116,6 @@ pub(super) struct Dev {
     pub(super) denied: Vec<String>,
 }
 
-/// The kernel's response to a system call with invalid arguments.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum CallResponse {
-    Exists,
-    /// ENOSYS.
-    Absent,
-    /// EPERM.
-    Denied,
-}
-
-/// The version of the control groups.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Cgroup {
-    V2,
-    V1,
-    None,
-}
-
 /// The data directory.
 #[derive(Clone, Debug)]
 pub(super) struct DataDir {
@@ -178,8 +160,6 @@ pub(super) struct Kubelet {
     pub(super) in_use: Vec<PathBuf>,
     /// The directories in which the driver mounts volumes.
     pub(super) mounted: Vec<KubeletDirectory>,
-    /// `true` if the directory exists in which drivers register. `None` if the process may not look for it.
-    pub(super) registry: Option<bool>,
 }
 
 /// A directory below the kubelet's, in which the driver mounts volumes.
@@ -217,12 +197,11 @@ pub(super) mod tests {
             control: ControlState::Responds,
             dev: Some(dev("devtmpfs")),
             sysfs_writable: Some(true),
-            calls: vec![("quotactl_fd", CallResponse::Exists), ("mount_setattr", CallResponse::Exists)],
+            calls: vec![("quotactl_fd", Errno::EBADF), ("mount_setattr", Errno::EINVAL)],
             seccomp: false,
             capabilities: Some((1 << 41) - 1),
             initial_user_namespace: Some(true),
             leases: Some(true),
-            cgroup: Cgroup::V2,
             host: host(),
             data_dir: Some(data_dir()),
             kubelet: Some(kubelet()),
@@ -277,12 +256,6 @@ pub(super) mod tests {
             }),
         });
         let path = PathBuf::from("/var/lib/kubelet");
-        Kubelet {
-            resolved: Some(path.clone()),
-            in_use: vec![path.clone()],
-            path,
-            mounted: mounted.into(),
-            registry: Some(true),
-        }
+        Kubelet { resolved: Some(path.clone()), in_use: vec![path.clone()], path, mounted: mounted.into() }
     }
 }

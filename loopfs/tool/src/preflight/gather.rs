@@ -20,12 +20,12 @@ use nix::unistd::{AccessFlags, access};
 
 use super::data_dir::BLOCKS_OF_AN_ID;
 use super::facts::{
-    CallResponse, Cgroup, ControlState, DataDir, DataFilesystemFacts, Dev, DriverState, Facts, Failure,
-    Kubelet, KubeletDirectory, KubeletMount, QuotaRecords,
+    ControlState, DataDir, DataFilesystemFacts, Dev, DriverState, Facts, Failure, Kubelet, KubeletDirectory,
+    KubeletMount, QuotaRecords,
 };
-use super::host_facts::HostFacts;
-use super::read::{loop_index, text};
-use crate::data_disk::{DataMount, is_mount_root};
+use super::host::HostFacts;
+use super::read::{loop_devices, loop_index, text};
+use crate::data_disk::{DataMount, all_options, is_mount_root};
 
 const CONTROL: &str = "/dev/loop-control";
 /// The directories below the kubelet's in which the driver mounts volumes.
@@ -50,12 +50,11 @@ impl Facts {
             control: control(loop_driver),
             dev: dev(&mounts),
             sysfs_writable: sysfs_writable(),
-            calls: calls(),
+            calls: probe_system_calls().map(|(name, errno)| (name, Errno::from_raw(errno))).into(),
             seccomp: field(&status, "Seccomp:").is_some_and(|mode| mode != "0"),
             capabilities: field(&status, "CapEff:").and_then(|set| u64::from_str_radix(set, 16).ok()),
             initial_user_namespace: initial_user_namespace(),
             leases: text("/proc/sys/fs/leases-enable").map(|enabled| enabled != "0"),
-            cgroup: cgroup(&mounts),
             host: HostFacts::gather(),
             data_dir: data_directory.map(|path| data_dir(path, &mounts)),
             kubelet: kubelet_directory.map(|path| kubelet(path, &mounts)),
@@ -157,18 +156,9 @@ fn open_directory(path: &Path) -> std::io::Result<File> {
     File::options().read(true).custom_flags(libc::O_DIRECTORY | libc::O_NONBLOCK).open(path)
 }
 
-/// Returns the options of a mount and of its file system, each once.
-fn all_options(mount: &Mount) -> Vec<String> {
-    let further = mount.super_options.iter().filter(|option| !mount.options.contains(option));
-    mount.options.iter().chain(further).cloned().collect()
-}
-
 fn dev(mounts: &[Mount]) -> Option<Dev> {
     let mount = mountinfo::holding(mounts, open_directory(Path::new("/dev")).ok()?)?;
-    let entries = fs::read_dir("/sys/block").into_iter().flatten().flatten();
-    let names = entries.filter_map(|entry| entry.file_name().into_string().ok());
-    let mut names: Vec<_> = names.filter(|name| loop_index(name).is_some()).collect();
-    names.sort_unstable_by_key(|name| loop_index(name));
+    let names = loop_devices(Path::new("/sys/block"));
     let node = |name: &str| Path::new("/dev").join(name);
     let without_node =
         without_node(&names, |name| node(name).exists(), |name| Path::new("/sys/block").join(name).exists());
@@ -204,26 +194,6 @@ fn without_node(
 fn sysfs_writable() -> Option<bool> {
     let status = statvfs("/sys/devices/virtual").ok()?;
     Some(!status.flags().contains(FsFlags::ST_RDONLY))
-}
-
-fn calls() -> Vec<(&'static str, CallResponse)> {
-    let response = |errno: i32| match Errno::from_raw(errno) {
-        Errno::ENOSYS => CallResponse::Absent,
-        Errno::EPERM => CallResponse::Denied,
-        _ => CallResponse::Exists,
-    };
-    probe_system_calls().map(|(name, errno)| (name, response(errno))).into()
-}
-
-fn cgroup(mounts: &[Mount]) -> Cgroup {
-    let root = Path::new("/sys/fs/cgroup");
-    match mountinfo::at(mounts, root) {
-        Some(mount) if mount.fs_type == "cgroup2" => Cgroup::V2,
-        _ if mounts.iter().any(|mount| mount.fs_type == "cgroup" && mount.mount_point.starts_with(root)) => {
-            Cgroup::V1
-        }
-        _ => Cgroup::None,
-    }
 }
 
 fn data_dir(path: &Path, mounts: &[Mount]) -> DataDir {
@@ -271,17 +241,11 @@ fn kubelet(path: &Path, mounts: &[Mount]) -> Kubelet {
         KubeletDirectory { mount: kubelet_mount(&path, mounts), is_link, path }
     });
     let in_use: BTreeSet<_> = mounts.iter().filter_map(|mount| kubelet_of(&mount.mount_point)).collect();
-    let registry = match fs::metadata(path.join("plugins_registry")) {
-        Ok(status) => Some(status.is_dir()),
-        Err(error) if error.kind() == std::io::ErrorKind::PermissionDenied => None,
-        Err(_) => Some(false),
-    };
     Kubelet {
         path: std::path::absolute(path).unwrap_or_else(|_| path.to_owned()),
         resolved: path.canonicalize().ok(),
         in_use: in_use.into_iter().map(Path::to_owned).collect(),
         mounted: mounted.into(),
-        registry,
     }
 }
 
@@ -404,30 +368,10 @@ mod tests {
     }
 
     #[test]
-    fn a_field_is_found_by_name() {
-        let status = "Name:\tx\nCapEff:\t000001ffffffffff\nSeccomp:\t2\nSeccomp_filters:\t1\n";
-        assert_eq!(field(status, "CapEff:"), Some("000001ffffffffff"));
-        assert_eq!(field(status, "Seccomp:"), Some("2"));
-        assert_eq!(field(status, "CapPrm:"), None);
-    }
-
-    #[test]
     fn an_unknown_line_hides_no_mount() {
         let line = "26 1 254:0 / / rw,relatime shared:1 - ext4 /dev/vda rw\n";
         let table = format!("a line of a later kernel\n{line}");
         assert!(mountinfo::parse(table.as_bytes()).is_err());
         assert_eq!(known_mounts(table.as_bytes()), mountinfo::parse(line.as_bytes()).unwrap());
-    }
-
-    #[rstest]
-    #[case("31 24 0:27 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n", Cgroup::V2)]
-    #[case(
-        "31 24 0:27 / /sys/fs/cgroup rw - tmpfs tmpfs rw\n32 31 0:28 / /sys/fs/cgroup/cpu rw - cgroup cgroup rw,cpu\n\
-         33 31 0:29 / /sys/fs/cgroup/unified rw - cgroup2 cgroup2 rw\n",
-        Cgroup::V1
-    )]
-    #[case("31 24 0:27 / /sys rw - sysfs sysfs rw\n", Cgroup::None)]
-    fn mounts_show_the_cgroup_version(#[case] table: &str, #[case] expected: Cgroup) {
-        assert_eq!(cgroup(&mountinfo::parse(table.as_bytes()).unwrap()), expected);
     }
 }

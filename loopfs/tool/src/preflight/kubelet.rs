@@ -10,19 +10,11 @@ use crate::shell::quoted;
 
 const DIRECTORY: &str = "kubelet-dir";
 const PROPAGATION: &str = "propagation";
-const SOCKETS: &str = "csi-sockets";
-
-/// `sun_path` of `sockaddr_un` without the NUL at its end.
-const MAX_SOCKET_PATH: usize = 107;
-/// The sockets of a driver in the kubelet's directory, without the name of the driver.
-const SOCKET_PATHS: [&str; 2] = ["plugins//csi.sock", "plugins_registry/-reg.sock"];
-/// The longest name of a CSI driver.
-const MAX_DRIVER_NAME: usize = 63;
 
 pub(super) fn judge(kubelet: Option<&Kubelet>) -> Vec<Check> {
     match kubelet {
-        Some(kubelet) => vec![directory(kubelet), propagation(kubelet), sockets(kubelet)],
-        None => [DIRECTORY, PROPAGATION, SOCKETS]
+        Some(kubelet) => vec![directory(kubelet), propagation(kubelet)],
+        None => [DIRECTORY, PROPAGATION]
             .map(|id| Check::not_checked(id, "no directory of a kubelet was given (--kubelet-dir)"))
             .into(),
     }
@@ -141,34 +133,6 @@ fn remedy(isolation: Isolation, mount_point: &Path) -> String {
     }
 }
 
-fn sockets(kubelet: &Kubelet) -> Check {
-    let path = kubelet.path.display();
-    let around = SOCKET_PATHS.map(|without_name| kubelet.path.join(without_name).as_os_str().len());
-    let left = MAX_SOCKET_PATH.saturating_sub(around.into_iter().max().unwrap_or_default());
-    if left < MAX_DRIVER_NAME {
-        return Check::warning(
-            SOCKETS,
-            format!(
-                "{path} is so long that the sockets of a driver fit only if the driver's name has at most {left} bytes"
-            ),
-            "give the kubelet a --root-dir with a shorter path",
-        );
-    }
-    match kubelet.registry {
-        Some(true) => {
-            Check::ok(SOCKETS, format!("{path}/plugins_registry exists, in which drivers register"))
-        }
-        // The container of a driver may have it at another path, as that of loopfs has.
-        Some(false) => Check::not_checked(
-            SOCKETS,
-            format!("{path}/plugins_registry does not exist in this container or on this node"),
-        )
-        .with_remedy("on a node, start the kubelet, which creates it; in a container, nothing"),
-        None => Check::not_checked(SOCKETS, format!("this process may not look into {path}"))
-            .with_remedy("check as root"),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use loopfs::ErrorKind;
@@ -178,6 +142,7 @@ mod tests {
     use crate::preflight::check::Status;
     use crate::preflight::facts::Failure;
     use crate::preflight::facts::tests::kubelet;
+    use crate::preflight::tests::assert_check;
 
     fn mount(kubelet: &mut Kubelet) -> &mut KubeletMount {
         kubelet.mounted[1].mount.as_mut().unwrap()
@@ -191,6 +156,7 @@ mod tests {
         assert_eq!(remedies.map(|remedy| remedy.contains("--make-rshared")), [false, true]);
     }
 
+    /// The kernel tests have further facts.
     #[rstest]
     #[case::absent_directory(DIRECTORY, |k: &mut Kubelet| k.resolved = None, Status::NotChecked, "")]
     #[case::linked_pods(DIRECTORY, |k: &mut Kubelet| k.mounted[0].is_link = true, Status::Missing, "mount --bind")]
@@ -200,12 +166,6 @@ mod tests {
     #[case::linked_directory(DIRECTORY, |k: &mut Kubelet| {
         (k.resolved, k.in_use) = (Some("/data/kubelet".into()), vec!["/data/kubelet".into()]);
     }, Status::Warning, "--root-dir")]
-    #[case::private(PROPAGATION, |k: &mut Kubelet| {
-        (mount(k).shared, mount(k).isolation) = (false, Some(Isolation::Private));
-    }, Status::Missing, "mount --make-rshared /")]
-    #[case::shared_within_a_service(PROPAGATION, |k: &mut Kubelet| {
-        mount(k).isolation = Some(Isolation::NoPeers);
-    }, Status::Missing, "PrivateTmp=")]
     #[case::private_with_a_space(PROPAGATION, |k: &mut Kubelet| {
         let mount = mount(k);
         (mount.mount_point, mount.isolation) = ("/mnt/a b".into(), Some(Isolation::Private));
@@ -214,7 +174,6 @@ mod tests {
         let mount = mount(k);
         (mount.mount_point, mount.shared) = ("/mnt/a b".into(), false);
     }, Status::Warning, "`mount --make-rshared '/mnt/a b'`")]
-    #[case::private_on_the_node(PROPAGATION, |k: &mut Kubelet| mount(k).shared = false, Status::Warning, "mount --make-rshared /")]
     #[case::read_only(PROPAGATION, |k: &mut Kubelet| mount(k).read_only = true, Status::Missing, "writable file system at /var/lib/kubelet")]
     #[case::absent(PROPAGATION, |k: &mut Kubelet| {
         k.mounted[0].mount = Err(Failure { kind: ErrorKind::Other, message: "open /k/pods".to_owned() });
@@ -222,11 +181,6 @@ mod tests {
     #[case::denied(PROPAGATION, |k: &mut Kubelet| {
         k.mounted[0].mount = Err(Failure { kind: ErrorKind::PermissionDenied, message: "open /k/pods".to_owned() });
     }, Status::NotChecked, "root")]
-    #[case::no_registry(SOCKETS, |k: &mut Kubelet| k.registry = Some(false), Status::NotChecked, "start the kubelet")]
-    #[case::registry_unknown(SOCKETS, |k: &mut Kubelet| k.registry = None, Status::NotChecked, "root")]
-    #[case::long_path(SOCKETS, |k: &mut Kubelet| k.path = format!("/{}", "x".repeat(17)).into(), Status::Warning, "shorter path")]
-    #[case::longest_path(SOCKETS, |k: &mut Kubelet| k.path = format!("/{}", "x".repeat(16)).into(), Status::Ok, "")]
-    #[case::slash_at_the_end(SOCKETS, |k: &mut Kubelet| k.path = format!("/{}/", "x".repeat(16)).into(), Status::Ok, "")]
     fn each_fact_decides_its_status(
         #[case] id: &str,
         #[case] change: fn(&mut Kubelet),
@@ -235,10 +189,6 @@ mod tests {
     ) {
         let mut kubelet = kubelet();
         change(&mut kubelet);
-        let checks = judge(Some(&kubelet));
-        let check = checks.iter().find(|check| check.id == id).unwrap();
-        assert_eq!(check.status, status, "{check:?}");
-        assert_eq!(check.remedy.is_none(), remedy.is_empty(), "{check:?}");
-        assert!(check.remedy.as_deref().unwrap_or_default().contains(remedy), "{check:?}");
+        assert_check(&judge(Some(&kubelet)), id, status, remedy);
     }
 }

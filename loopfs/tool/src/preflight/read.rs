@@ -14,3 +14,12 @@ pub(super) fn loop_index(name: &str) -> Option<u32> {
     let index = name.strip_prefix("loop")?;
     index.bytes().all(|byte| byte.is_ascii_digit()).then(|| index.parse().ok())?
 }
+
+/// Returns the names of the loop devices in `/sys/block`, by their index.
+pub(super) fn loop_devices(block: &Path) -> Vec<String> {
+    let entries = fs::read_dir(block).into_iter().flatten().flatten();
+    let names = entries.filter_map(|entry| entry.file_name().into_string().ok());
+    let mut names: Vec<_> = names.filter(|name| loop_index(name).is_some()).collect();
+    names.sort_unstable_by_key(|name| loop_index(name));
+    names
+}

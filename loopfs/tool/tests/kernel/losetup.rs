@@ -1,7 +1,6 @@
 //! `loopfs losetup` compared with losetup(8) of util-linux: each command runs through both programs, in the same state.
 //!
-//! `LOOPFS_TEST_LOSETUP` is the program of util-linux. If it is not set, the tests use the one in `PATH`. If there is none,
-//! they check the expected results of this program alone.
+//! `LOOPFS_TEST_LOSETUP` is the program of util-linux. If it is not set, the tests use the one in `PATH`.
 
 use std::ffi::OsStr;
 use std::fs::File;
@@ -144,7 +143,7 @@ const SCRIPT: &[((u32, u32), &[&str])] = &[
     ((2, 41), &["--raw", "--output-all"]),
     ((2, 41), &["-J", "--output-all"]),
     ((2, 38), &["-O", "NAME,BACK-FILE,RO"]),
-    ((2, 41), &["-n", "-O", "NAME,RO"]),
+    ((2, 41), &["-n", "-O", "name,RO"]),
     ((2, 41), &["-O", "+REF"]),
     ((2, 38), &["/dev/loop{0}"]),
     ((2, 41), &["-l", "loop{1}"]),
@@ -217,32 +216,19 @@ fn results(program: &Program, up_to: (u32, u32), free: &[u32], directory: &Detac
 
 #[test]
 fn each_command_behaves_like_util_linux() {
-    let newest = (2, 41);
     let free = free_devices(3);
     // The same files for both, because the width of a column depends on the inode numbers.
     let directory = files();
-    match Program::of_util_linux() {
-        Some(util_linux) => {
-            let version = util_linux.version.unwrap_or(newest);
-            let theirs = results(&util_linux, version, &free, &directory);
-            let ours = results(&Program::ours(), version, &free, &directory);
-            println!("{} of {} commands compared with util-linux {version:?}", theirs.len(), SCRIPT.len());
-            for (theirs, ours) in theirs.iter().zip(&ours) {
-                assert_eq!(ours, theirs);
-            }
-        }
-        None => report_skip("there is no losetup of util-linux: set LOOPFS_TEST_LOSETUP"),
+    let Some(util_linux) = Program::of_util_linux() else {
+        return report_skip("there is no losetup of util-linux: set LOOPFS_TEST_LOSETUP");
+    };
+    let version = util_linux.version.unwrap_or((2, 41));
+    let theirs = results(&util_linux, version, &free, &directory);
+    let ours = results(&Program::ours(), version, &free, &directory);
+    println!("{} of {} commands compared with util-linux {version:?}", theirs.len(), SCRIPT.len());
+    for (theirs, ours) in theirs.iter().zip(&ours) {
+        assert_eq!(ours, theirs);
     }
-    // The commands that need no other program to be checked.
-    let ours = results(&Program::ours(), newest, &free, &directory);
-    let first = free[0];
-    let shown = |args: &str| ours.iter().find(|result| result.starts_with(args)).unwrap().clone();
-    assert_eq!(
-        shown("losetup [\"-f\", \"--show\", \"b.img\"]"),
-        format!("losetup [\"-f\", \"--show\", \"b.img\"]\n/dev/loop{first}\nexit code Some(0)")
-    );
-    assert!(shown("losetup [\"-j\", \"b.img\"]").contains(":<b.img> (/directory/b.img)\nexit code Some(0)"));
-    assert!(shown("losetup [\"-f\", \"-L\", \"x y.img\"]").contains("overlapping loop device exists"));
 }
 
 /// The list follows each change of the devices.
