@@ -871,7 +871,7 @@ fn waiting_for_a_lock_times_out() {
     drop(by_a_thread);
     let own = reopen(image.as_fd(), nix::fcntl::OFlag::O_RDONLY).unwrap();
     let by_the_caller = flock::exclusive(own, Duration::ZERO, "test the lock").unwrap();
-    assert_busy("this process has it locked");
+    assert_busy("lslocks");
     drop(by_the_caller);
     control.attach(image.as_fd(), &hurried).unwrap();
 }
