@@ -18,7 +18,7 @@ use nix::sys::stat::Mode;
 
 use super::binding::{Access, BackingFile, BackingRange};
 use super::detach::request_detach;
-use super::device::{BEYOND_ALL_INDICES, CONTROL, check_node, node_name};
+use super::device::{BEYOND_ALL_INDICES, CONTROL, backing_in, check_node, index_at, node_name};
 use crate::error::{Context, Error, Result};
 use crate::sys::{loop_abi as abi, loop_dev};
 use crate::units::DeviceNumber;
@@ -69,13 +69,7 @@ pub fn bound_indices() -> Result<Vec<u32>> {
 /// Returns the index of the device of a node at any path. Returns `None` if the path is not a node of a loop device.
 #[must_use]
 pub fn index_of(path: &Path) -> Option<u32> {
-    let status = nix::sys::stat::stat(path).ok()?;
-    if status.st_mode & libc::S_IFMT != libc::S_IFBLK {
-        return None;
-    }
-    let number = DeviceNumber::from_raw(status.st_rdev);
-    let link = std::fs::read_link(format!("/sys/dev/block/{number}")).ok()?;
-    link.file_name()?.to_str()?.strip_prefix("loop")?.parse().ok()
+    index_at(path).ok()
 }
 
 /// The properties of an attachment that [`Device::set_up`] makes.
@@ -149,9 +143,7 @@ pub fn attributes(index: u32) -> Attributes {
     });
     Attributes {
         backing_path: text("loop/backing_file").map(|path| PathBuf::from(OsString::from_vec(path))),
-        backing: info
-            .as_ref()
-            .map(|info| BackingFile { device: DeviceNumber::from_raw(info.lo_device), inode: info.lo_inode }),
+        backing: info.as_ref().map(|info| backing_in(info).0),
         // 0 for a file.
         backing_device: info
             .filter(|info| info.lo_rdevice != 0)
@@ -169,10 +161,7 @@ pub fn attributes(index: u32) -> Attributes {
 
 /// Returns the file that device `index` is bound to, and whether the device is read-only.
 pub(super) fn backing_of(index: u32) -> Option<(BackingFile, Access)> {
-    let info = loop_dev::open_device(index, false).and_then(loop_dev::status).ok()?;
-    let backing = BackingFile { device: DeviceNumber::from_raw(info.lo_device), inode: info.lo_inode };
-    let access = if info.lo_flags & abi::READ_ONLY != 0 { Access::ReadOnly } else { Access::ReadWrite };
-    Some((backing, access))
+    loop_dev::open_device(index, false).and_then(loop_dev::status).ok().map(|info| backing_in(&info))
 }
 
 /// An open node of a loop device, bound or not.
