@@ -209,13 +209,8 @@ impl LoopDevice {
         Ok(status)
     }
 
-    /// Checks that the device is still the attachment that it was opened as: an index can be bound to another file while a
-    /// descriptor is open.
-    pub(super) fn check_bound(&self) -> Result<()> {
-        self.bound_info().map(drop)
-    }
-
-    /// Returns the current status, after a check as by [`check_bound`](Self::check_bound).
+    /// Returns the current status. Checks that the device is still the attachment that it was opened as: an index can be bound to another
+    /// file while a descriptor is open.
     pub(super) fn bound_info(&self) -> Result<loop_info64> {
         let info = read_info(&self.fd, self.binding.index)?;
         self.check_binding(&binding_of(&self.fd, self.binding.index, &info))?;

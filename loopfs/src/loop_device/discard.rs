@@ -30,7 +30,7 @@ impl LoopDevice {
     /// again.
     #[doc(alias = "discard_max_bytes")]
     pub fn discard(&self) -> Result<Discard> {
-        self.check_bound()?;
+        self.bound_info()?;
         current(self, self.index())
     }
 

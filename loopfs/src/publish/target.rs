@@ -80,11 +80,8 @@ impl PublishRoot {
 
     fn open_directory(&self, name: &str) -> Result<OwnedFd> {
         let path = self.path.join(name);
-        let how = OpenHow::new()
-            .flags(OFlag::O_PATH | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC)
-            .resolve(ResolveFlag::RESOLVE_BENEATH | ResolveFlag::RESOLVE_NO_SYMLINKS);
-        let opened = match openat2(&self.directory, name, how) {
-            Err(Errno::ENOENT) => openat2(&self.directory, ".", how),
+        let opened = match self.open_beneath(Path::new(name)) {
+            Err(Errno::ENOENT) => self.open_beneath(Path::new(".")),
             opened => opened,
         };
         opened.map_err(|errno| match errno {
@@ -100,6 +97,14 @@ impl PublishRoot {
             ),
             errno => Error::sys("open", path.display(), errno),
         })
+    }
+
+    /// Opens a directory by its path relative to the root. Follows no symbolic link.
+    fn open_beneath(&self, path: &Path) -> std::result::Result<OwnedFd, Errno> {
+        let how = OpenHow::new()
+            .flags(OFlag::O_PATH | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC)
+            .resolve(ResolveFlag::RESOLVE_BENEATH | ResolveFlag::RESOLVE_NO_SYMLINKS);
+        openat2(&self.directory, path, how)
     }
 
     /// Returns the path of a target, which is relative to the root or below it.
@@ -133,16 +138,13 @@ impl PublishRoot {
     /// [`ErrorKind::InvalidInput`]: the path leads outside. [`ErrorKind::Conflict`]: it contains a symbolic link.
     pub fn locate(&self, target: &Path) -> Result<Option<Target>> {
         let path = self.path_of(target)?;
-        let resolve = ResolveFlag::RESOLVE_BENEATH | ResolveFlag::RESOLVE_NO_SYMLINKS;
-        let how =
-            OpenHow::new().flags(OFlag::O_PATH | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC).resolve(resolve);
         let relative = path.strip_prefix(&self.path).unwrap_or(&path);
         let parent = match relative.parent() {
             Some(parent) if !parent.as_os_str().is_empty() => parent,
             _ => Path::new("."),
         };
         let name = path.file_name().unwrap_or_default().to_owned();
-        match openat2(&self.directory, parent, how) {
+        match self.open_beneath(parent) {
             Ok(parent) => Ok(Some(Target { parent, name, path })),
             Err(Errno::ENOENT | Errno::ENOTDIR) => Ok(None),
             Err(Errno::ELOOP) => Err(Error::new(

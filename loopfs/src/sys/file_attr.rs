@@ -13,42 +13,31 @@ use super::result::Result;
 /// Returns `true` if the kernel has the calls. It also returns `false` on EPERM, because a system call filter (seccomp(2))
 /// that does not know the calls may return EPERM instead of ENOSYS.
 pub(crate) fn exists() -> bool {
-    !matches!(getattr(-1, c"", &mut empty()), Err(Errno::ENOSYS | Errno::EPERM))
+    !matches!(call(__NR_file_getattr, -1, c"", &mut empty()), Err(Errno::ENOSYS | Errno::EPERM))
 }
 
 /// `file_getattr(directory, path)`, following symbolic links. Returns EOPNOTSUPP if the file system does not store
 /// these attributes for this type of inode.
 pub(crate) fn get(directory: impl AsFd, path: &CStr) -> Result<file_attr> {
     let mut attributes = empty();
-    getattr(directory.as_fd().as_raw_fd(), path, &mut attributes).map(|()| attributes)
-}
-
-fn getattr(directory: i32, path: &CStr, attributes: &mut file_attr) -> Result<()> {
-    // SAFETY: file_getattr reads a NUL-terminated path and writes one `struct file_attr` of the given size.
-    let result = unsafe {
-        libc::syscall(
-            libc::c_long::from(__NR_file_getattr),
-            directory,
-            path.as_ptr(),
-            attributes as *mut file_attr,
-            size_of::<file_attr>(),
-            0,
-        )
-    };
-    Errno::result(result).map(drop)
+    call(__NR_file_getattr, directory.as_fd().as_raw_fd(), path, &mut attributes).map(|()| attributes)
 }
 
 /// `file_setattr(directory, path)`, following symbolic links. The kernel ignores the read-only flags
 /// (`FS_XFLAG_HASATTR`, `FS_XFLAG_PREALLOC`), so a caller can write back the attributes that it has read.
 pub(crate) fn set(directory: impl AsFd, path: &CStr, attributes: &file_attr) -> Result<()> {
-    let directory = directory.as_fd().as_raw_fd();
-    // SAFETY: file_setattr reads a NUL-terminated path and one `struct file_attr` of the given size.
+    call(__NR_file_setattr, directory.as_fd().as_raw_fd(), path, &mut { *attributes })
+}
+
+/// Makes one of the two calls, which have the same arguments.
+fn call(number: u32, directory: i32, path: &CStr, attributes: &mut file_attr) -> Result<()> {
+    // SAFETY: the calls read a NUL-terminated path. One writes and the other reads one `struct file_attr` of the given size.
     let result = unsafe {
         libc::syscall(
-            libc::c_long::from(__NR_file_setattr),
+            number.into(),
             directory,
             path.as_ptr(),
-            attributes as *const file_attr,
+            &raw mut *attributes,
             size_of::<file_attr>(),
             0,
         )
