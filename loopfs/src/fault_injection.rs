@@ -3,7 +3,7 @@
 use std::os::fd::AsFd;
 
 use crate::error::{Context, Result};
-use crate::sys::{freeze as sys, loop_abi, loop_tenant, xfs};
+use crate::sys::{loop_abi, test_calls};
 
 /// Shuts an XFS down as an I/O error does, without writing its log (`XFS_IOC_GOINGDOWN`). Unmounting and mounting it
 /// again restores it.
@@ -11,7 +11,7 @@ use crate::sys::{freeze as sys, loop_abi, loop_tenant, xfs};
 /// # Errors
 /// The errors of the ioctl.
 pub fn shut_down_xfs(file: impl AsFd) -> Result<()> {
-    xfs::go_down(file).context("shut down", "an XFS")
+    test_calls::shut_down_xfs(file).context("shut down", "an XFS")
 }
 
 /// Freezes a file system (`FIFREEZE`). Calls that write to it wait until it is thawed.
@@ -19,7 +19,7 @@ pub fn shut_down_xfs(file: impl AsFd) -> Result<()> {
 /// # Errors
 /// The errors of the ioctl.
 pub fn freeze(file: impl AsFd) -> Result<()> {
-    sys::freeze(file).context("freeze", "a file system")
+    test_calls::freeze(file).context("freeze", "a file system")
 }
 
 /// Thaws a file system (`FITHAW`).
@@ -27,7 +27,7 @@ pub fn freeze(file: impl AsFd) -> Result<()> {
 /// # Errors
 /// The errors of the ioctl.
 pub fn thaw(file: impl AsFd) -> Result<()> {
-    sys::thaw(file).context("thaw", "a file system")
+    test_calls::thaw(file).context("thaw", "a file system")
 }
 
 /// A change of the status of a loop device (`LOOP_SET_STATUS64`).
@@ -52,7 +52,7 @@ pub enum LoopStatusChange {
 /// # Errors
 /// The errors of the ioctl.
 pub fn change_loop_status(device: impl AsFd, change: LoopStatusChange) -> Result<()> {
-    let changed = loop_tenant::change_status(device, |info| match change {
+    let changed = test_calls::change_status(device, |info| match change {
         LoopStatusChange::Offset(offset) => info.lo_offset = offset,
         LoopStatusChange::SizeLimit(limit) => info.lo_sizelimit = limit,
         LoopStatusChange::AutoClear => info.lo_flags |= loop_abi::AUTOCLEAR,
@@ -68,7 +68,7 @@ pub fn change_loop_status(device: impl AsFd, change: LoopStatusChange) -> Result
 /// # Errors
 /// The errors of the ioctl.
 pub fn bind_loop_device(device: impl AsFd, file: impl AsFd) -> Result<()> {
-    loop_tenant::set_file(device, file).context("bind", "a loop device")
+    test_calls::set_file(device, file).context("bind", "a loop device")
 }
 
 /// Binds a read-only loop device to another file (`LOOP_CHANGE_FD`), as a process can that has it open.
@@ -76,5 +76,5 @@ pub fn bind_loop_device(device: impl AsFd, file: impl AsFd) -> Result<()> {
 /// # Errors
 /// The errors of the ioctl.
 pub fn change_loop_file(device: impl AsFd, file: impl AsFd) -> Result<()> {
-    loop_tenant::change_file(device, file).context("change the file of", "a loop device")
+    test_calls::change_file(device, file).context("change the file of", "a loop device")
 }

@@ -62,6 +62,8 @@ mod flock;
 #[cfg(feature = "volume-store")]
 mod idle_io;
 #[cfg(feature = "loop-device")]
+mod keyed_lock;
+#[cfg(feature = "loop-device")]
 pub mod loop_device;
 #[cfg(feature = "mount")]
 pub mod mount;

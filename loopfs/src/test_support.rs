@@ -16,7 +16,7 @@ const NOT_CHOSEN: u32 = FS_XFLAG_PROJINHERIT | FS_XFLAG_PREALLOC | FS_XFLAG_HASA
 
 /// `BLKDISCARD` of a range of an open device, in bytes.
 pub fn discard(device: impl AsFd, start: u64, length: u64) -> Result<()> {
-    Ok(sys::discard::discard(device, start, length)?)
+    Ok(sys::test_calls::discard(device, start, length)?)
 }
 
 /// Returns the `FS_XFLAG_*` of a file or directory and its two extent size hints in bytes. The project inheritance flag and

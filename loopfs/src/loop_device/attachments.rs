@@ -177,22 +177,6 @@ mod tests {
         assert_eq!(opens() - before, 4);
     }
 
-    #[test]
-    fn a_rebound_device_is_queried_again() {
-        model::reset(|_| {});
-        let (ours, other) = (file(), file());
-        bind(4, &other);
-        bind(5, &other);
-        let mut attachments = Attachments::default();
-        let backing = BackingFile::of(&ours).unwrap();
-        assert_eq!(attachments.devices_of(backing).unwrap(), [0; 0]);
-        model::with(|model| model.unbind_all([4]));
-        bind(4, &ours);
-        assert_eq!(attachments.devices_of(backing).unwrap(), [4]);
-        model::with(|model| model.unbind_all([4]));
-        assert_eq!(attachments.devices_of(backing).unwrap(), [0; 0]);
-    }
-
     /// Text is outdated if it was written during another boot.
     #[test]
     fn damaged_or_outdated_text_is_ignored() {

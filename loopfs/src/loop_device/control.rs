@@ -19,7 +19,7 @@ use super::index_lock::{self, Absence, IndexLock};
 use super::mounted::MAJOR;
 use super::options::AttachOptions;
 use super::pool::{self, Pool, PoolOptions};
-use super::query::{query_device, query_devices, query_needed};
+use super::query::{NEEDED_TIMEOUT, query_device, query_devices, query_within};
 use super::{attach, discard};
 use crate::descriptor::reopen;
 use crate::error::{Error, ErrorKind, Result};
@@ -376,7 +376,7 @@ impl LoopControl {
         if !self.is_for_untrusted {
             open(number)
         } else if is_needed {
-            query_needed(number, open)
+            query_within(NEEDED_TIMEOUT, number, open)
         } else {
             // A list of volumes goes on with the next one soon.
             query_device(number, open)
@@ -441,7 +441,7 @@ impl LoopControl {
                         return Err(error);
                     }
                     let number = self.shared.pool.number_of(index);
-                    let device = query_needed(number, move |_| open_if_bound(index))?;
+                    let device = query_within(NEEDED_TIMEOUT, number, move |_| open_if_bound(index))?;
                     if let Some(device) = device.filter(|device| wanted(device.binding())) {
                         return Ok(Search::Found(device));
                     }

@@ -5,10 +5,10 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
 use nix::errno::Errno;
-use nix::sys::stat::{Mode, SFlag, fstat, mknodat, stat};
+use nix::sys::stat::{fstat, stat};
 
 use super::binding::{Access, BackingFile, BackingRange, Binding};
-use super::label;
+use super::options::fitting_label;
 use crate::error::{Context, Error, ErrorKind, Explanation, Result};
 use crate::sys::loop_abi::{self as abi, loop_info64};
 use crate::sys::loop_dev;
@@ -65,7 +65,7 @@ impl Status {
     /// Returns `true` if the device was attached with this label, of which the kernel keeps the first 63 bytes.
     #[must_use]
     pub fn is_labelled(&self, label: &str) -> bool {
-        self.label == label::fitting(label)
+        self.label == fitting_label(label)
     }
 }
 
@@ -114,13 +114,7 @@ impl LoopDevice {
     /// # Errors
     /// [`ErrorKind::NotFound`]: no loop device has the number, or it is bound to nothing.
     pub fn open_device_number(number: DeviceNumber) -> Result<Self> {
-        let link = format!("/sys/dev/block/{number}");
-        let target = std::fs::read_link(&link).context("resolve", &link)?;
-        let name = target.file_name().and_then(|name| name.to_str()).unwrap_or_default();
-        let index = name.strip_prefix("loop").and_then(|index| index.parse().ok()).ok_or_else(|| {
-            Error::new(ErrorKind::NotFound, "open device", number, format!("it is {name}, not a loop device"))
-        })?;
-        Self::open_index(index)
+        index_of_number(number).and_then(Self::open_index)
     }
 
     /// Opens the device of a node at any path.
@@ -129,11 +123,7 @@ impl LoopDevice {
     /// [`ErrorKind::InvalidInput`]: not a block device. [`ErrorKind::NotFound`]: not a loop
     /// device, or bound to nothing.
     pub fn open_path(path: &Path) -> Result<Self> {
-        let status = stat(path).context("stat", path.display())?;
-        if status.st_mode & libc::S_IFMT != libc::S_IFBLK {
-            return Err(Error::new(ErrorKind::InvalidInput, "open", path.display(), "not a block device"));
-        }
-        Self::open_device_number(DeviceNumber::from_raw(status.st_rdev))
+        index_at(path).and_then(Self::open_index)
     }
 
     /// Opens an attachment, and no later attachment of the same index.
@@ -147,18 +137,6 @@ impl LoopDevice {
         }
         let detail = format!("it is bound to {} now; {} was attached before", device.binding, binding);
         Err(Error::new(ErrorKind::NotFound, "open", node_name(binding.index), detail))
-    }
-
-    /// Duplicates the descriptor. The device is open until both are closed.
-    ///
-    /// # Errors
-    /// EMFILE: the process has too many open files.
-    pub fn try_clone(&self) -> Result<Self> {
-        let fd = self.fd.try_clone().map_err(|error| {
-            let errno = Errno::from_raw(error.raw_os_error().unwrap_or_default());
-            Error::sys("duplicate the descriptor of", node_name(self.binding.index), errno)
-        })?;
-        Ok(Self { fd, binding: self.binding.clone() })
     }
 
     pub(super) fn new(fd: OwnedFd, binding: Binding) -> Self {
@@ -220,19 +198,6 @@ impl LoopDevice {
             .context("fstat", node_name(self.binding.index))
     }
 
-    /// Creates a node for the device, for directories without devtmpfs and udev. `directory` must not be on
-    /// a mount with `nodev`, or the node cannot be opened.
-    ///
-    /// # Errors
-    /// EEXIST: an entry of that name exists. EPERM: the process has no `CAP_MKNOD`.
-    #[doc(alias = "mknod")]
-    pub fn make_node(&self, directory: impl AsFd, name: &str, mode: u32) -> Result<()> {
-        let directory = directory.as_fd();
-        let number = loop_dev::device_number(&self.fd).context("fstat", node_name(self.binding.index))?;
-        mknodat(directory, name, SFlag::S_IFBLK, Mode::from_bits_truncate(mode), number)
-            .context("make the node", name)
-    }
-
     /// Returns the current status of the device.
     ///
     /// # Errors
@@ -244,13 +209,8 @@ impl LoopDevice {
         Ok(status)
     }
 
-    /// Checks that the device is still the attachment that it was opened as: an index can be bound to another file while a
-    /// descriptor is open.
-    pub(super) fn check_bound(&self) -> Result<()> {
-        self.bound_info().map(drop)
-    }
-
-    /// Returns the current status, after a check as by [`check_bound`](Self::check_bound).
+    /// Returns the current status. Checks that the device is still the attachment that it was opened as: an index can be bound to another
+    /// file while a descriptor is open.
     pub(super) fn bound_info(&self) -> Result<loop_info64> {
         let info = read_info(&self.fd, self.binding.index)?;
         self.check_binding(&binding_of(&self.fd, self.binding.index, &info))?;
@@ -307,14 +267,39 @@ pub(super) fn node_name(index: u32) -> String {
     format!("/dev/loop{index}")
 }
 
+fn index_of_number(number: DeviceNumber) -> Result<u32> {
+    let link = format!("/sys/dev/block/{number}");
+    let target = std::fs::read_link(&link).context("resolve", &link)?;
+    let name = target.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+    name.strip_prefix("loop").and_then(|index| index.parse().ok()).ok_or_else(|| {
+        Error::new(ErrorKind::NotFound, "open device", number, format!("it is {name}, not a loop device"))
+    })
+}
+
+/// Returns the index of the device of a node at any path.
+pub(super) fn index_at(path: &Path) -> Result<u32> {
+    let status = stat(path).context("stat", path.display())?;
+    if status.st_mode & libc::S_IFMT != libc::S_IFBLK {
+        return Err(Error::new(ErrorKind::InvalidInput, "open", path.display(), "not a block device"));
+    }
+    index_of_number(DeviceNumber::from_raw(status.st_rdev))
+}
+
+/// Returns the file that a device with this status is bound to, and whether the device is read-only.
+pub(super) fn backing_in(info: &loop_info64) -> (BackingFile, Access) {
+    // The kernel fills lo_device with huge_encode_dev, which has stat(2)'s layout.
+    let backing = BackingFile { device: DeviceNumber::from_raw(info.lo_device), inode: info.lo_inode };
+    (backing, if info.lo_flags & abi::READ_ONLY != 0 { Access::ReadOnly } else { Access::ReadWrite })
+}
+
 fn binding_of(fd: impl AsFd, index: u32, info: &loop_info64) -> Binding {
+    let (backing, access) = backing_in(info);
     Binding {
         index,
         disk_sequence: loop_dev::disk_sequence(fd).ok().and_then(NonZeroU64::new),
-        // The kernel fills lo_device with huge_encode_dev, which has stat(2)'s layout.
-        backing: BackingFile { device: DeviceNumber::from_raw(info.lo_device), inode: info.lo_inode },
+        backing,
         range: BackingRange { offset: info.lo_offset, size_limit: NonZeroU64::new(info.lo_sizelimit) },
-        access: if info.lo_flags & abi::READ_ONLY != 0 { Access::ReadOnly } else { Access::ReadWrite },
+        access,
     }
 }
 

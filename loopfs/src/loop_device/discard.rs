@@ -30,7 +30,7 @@ impl LoopDevice {
     /// again.
     #[doc(alias = "discard_max_bytes")]
     pub fn discard(&self) -> Result<Discard> {
-        self.check_bound()?;
+        self.bound_info()?;
         current(self, self.index())
     }
 
@@ -45,34 +45,6 @@ impl LoopDevice {
             Ok(Discard::Enabled) | Err(_) => Ok(()),
         }
     }
-
-    /// Enables or disables discards, by `queue/discard_max_bytes` of the device in sysfs, and reads that back. Users of the device
-    /// are not interrupted; a file system that was mounted from it with the option `discard` may log rejected discards.
-    ///
-    /// The setting belongs to the index, not to the binding. Before Linux 6.9 a new binding and each `LOOP_SET_STATUS64` enable
-    /// discards. Later kernels keep them disabled, and newer ones (6.18) do so until the index is removed. An attachment therefore
-    /// always requests a setting ([`AttachOptions::discard`](super::AttachOptions::discard)), and never gets an index on which
-    /// discards cannot be enabled as requested.
-    ///
-    /// Writing zeroes is different: fallocate(2) with `FALLOC_FL_PUNCH_HOLE` on the node makes a hole even if discards are
-    /// disabled, and the `BLKZEROOUT` of mkfs(8) never makes one.
-    ///
-    /// # Errors
-    /// [`ErrorKind::NotHonoured`]: the kernel did not change the setting, also because it keeps discards disabled. EROFS: `/sys` is
-    /// mounted read-only, as in an unprivileged container. ENOENT: `/sys` is not mounted. [`ErrorKind::NotFound`]: as for
-    /// [`discard`](Self::discard).
-    #[doc(alias = "discard_max_bytes")]
-    pub fn set_discard(&self, discard: Discard) -> Result<()> {
-        self.check_bound()?;
-        match set(self, self.index(), discard)? {
-            DiscardOutcome::Done => Ok(()),
-            DiscardOutcome::StaysDisabled => {
-                let cause = "this kernel keeps discards disabled until the device is removed";
-                Err(Error::new(ErrorKind::NotHonoured, OPERATION, node_name(self.index()), cause)
-                    .with_remedy("detach the file and attach it again"))
-            }
-        }
-    }
 }
 
 const OPERATION: &str = "set the discard limit of";
@@ -85,7 +57,11 @@ pub(super) enum DiscardOutcome {
     StaysDisabled,
 }
 
-/// Enables or disables discards. The device is open, so its index cannot be reused during the call.
+/// Enables or disables discards, and reads that back. The device is open, so its index cannot be reused during the call.
+///
+/// The setting belongs to the index, not to the binding. Before Linux 6.9 a new binding and each `LOOP_SET_STATUS64` enable
+/// discards. Later kernels keep them disabled, and newer ones (6.18) do so until the index is removed. An attachment therefore
+/// always requests a setting, and never gets an index on which discards cannot be enabled as requested.
 pub(super) fn set(device: impl AsFd, index: u32, wanted: Discard) -> Result<DiscardOutcome> {
     let found = match current(device, index) {
         // Without /sys discards could not have been disabled either.

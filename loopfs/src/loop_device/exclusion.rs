@@ -5,9 +5,8 @@
 //! process. The descriptor that a device keeps cannot hold the lock: after a crash the device would hold it for as long as it is
 //! bound.
 
-use std::collections::HashSet;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
-use std::sync::{Condvar, LazyLock, Mutex, MutexGuard, PoisonError};
+use std::sync::LazyLock;
 use std::time::Duration;
 
 use nix::errno::Errno;
@@ -17,10 +16,14 @@ use nix::sys::stat::{FileStat, fstat};
 use super::binding::BackingFile;
 use crate::deadline::Deadline;
 use crate::descriptor::reopen;
-use crate::error::{Context, Error, ErrorKind, Explanation, Result};
+use crate::error::{Context, Error, ErrorKind, Result};
 use crate::flock;
+use crate::keyed_lock::{KeyedLock, KeyedLocks};
 use crate::sys::file_lock;
 use crate::units::DeviceNumber;
+
+/// The files that calls of this process work on.
+static LOCKED_FILES: LazyLock<KeyedLocks<BackingFile>> = LazyLock::new(KeyedLocks::default);
 
 /// For errors.
 const OPERATION: &str = "attach or detach the file, which locks it";
@@ -29,7 +32,7 @@ const OPERATION: &str = "attach or detach the file, which locks it";
 pub(super) struct Exclusion {
     /// Open for reading only, and locked unless the caller's descriptor has the file locked.
     own: OwnedFd,
-    file: LockedFile,
+    file: KeyedLock<'static, BackingFile>,
     status: FileStat,
     deadline: Deadline,
 }
@@ -45,7 +48,7 @@ impl Exclusion {
         let status = fstat(image).context("fstat", "the backing file")?;
         let backing = BackingFile { device: DeviceNumber::from_raw(status.st_dev), inode: status.st_ino };
         let still_locked = || flock::still_locked(image, timeout, OPERATION);
-        let file = LockedFile::insert(backing, deadline).ok_or_else(still_locked)?;
+        let file = LOCKED_FILES.lock_until(backing, deadline).ok_or_else(still_locked)?;
         // O_NONBLOCK: opening a FIFO would wait for a writer.
         let own = reopen(image, OFlag::O_RDONLY | OFlag::O_NONBLOCK).context("open", "the backing file")?;
         let locked = match file_lock::try_lock_whole(&own) {
@@ -62,21 +65,14 @@ impl Exclusion {
         };
         match locked {
             Ok(()) => Ok(Self { own, file, status, deadline }),
-            Err(Errno::EAGAIN) => Err(match lock_of_this_process(backing) {
-                None => still_locked(),
-                Some(descriptor) => {
-                    let cause = format!("this process has it locked through its descriptor {descriptor}");
-                    still_locked()
-                        .explain(Explanation::from(cause).with_remedy("pass that descriptor, or unlock it"))
-                }
-            }),
+            Err(Errno::EAGAIN) => Err(still_locked()),
             Err(errno) => Err(errno).context("lock", "the backing file"),
         }
     }
 
     /// Returns the file.
     pub(super) fn backing(&self) -> BackingFile {
-        self.file.0
+        self.file.key
     }
 
     /// Returns the status of the file when it was locked.
@@ -114,14 +110,8 @@ enum CallerLock {
 
 /// Returns the lock that a descriptor has. No system call tells, so this reads `/proc/self/fdinfo`.
 fn caller_lock(file: BorrowedFd<'_>) -> CallerLock {
-    locks_of(&file.as_raw_fd().to_string()).map_or(CallerLock::None, |text| lock_in(&text))
-}
-
-fn locks_of(descriptor: &str) -> Option<String> {
-    std::fs::read_to_string(format!("/proc/self/fdinfo/{descriptor}")).ok()
-}
-
-fn lock_in(text: &str) -> CallerLock {
+    let descriptor = file.as_raw_fd();
+    let text = std::fs::read_to_string(format!("/proc/self/fdinfo/{descriptor}")).unwrap_or_default();
     match text.lines().find_map(|line| line.strip_prefix("lock:")?.split_once(" FLOCK ")) {
         None => CallerLock::None,
         Some((_, lock)) if lock.contains(" WRITE ") => CallerLock::Exclusive,
@@ -129,68 +119,10 @@ fn lock_in(text: &str) -> CallerLock {
     }
 }
 
-/// Returns a descriptor of this process through which the file is locked.
-fn lock_of_this_process(backing: BackingFile) -> Option<String> {
-    let descriptors = std::fs::read_dir("/proc/self/fd").ok()?;
-    let mut names = descriptors.filter_map(|entry| entry.ok()?.file_name().into_string().ok());
-    names.find(|name| {
-        let status = nix::sys::stat::stat(format!("/proc/self/fd/{name}").as_str());
-        let is_file = status.is_ok_and(|status| {
-            (DeviceNumber::from_raw(status.st_dev), status.st_ino) == (backing.device, backing.inode)
-        });
-        is_file && locks_of(name).is_some_and(|text| lock_in(&text) != CallerLock::None)
-    })
-}
-
 /// EAGAIN: another open file description has the lock at the deadline.
 fn lock_until(deadline: Deadline, file: BorrowedFd<'_>) -> std::result::Result<(), Errno> {
     flock::retry(deadline.left(), file, |file| file_lock::try_lock_whole(file).map_err(|errno| (file, errno)))
         .map_err(|(_, errno)| errno)
-}
-
-/// A file that a call of this process has locked.
-struct LockedFile(BackingFile);
-
-#[derive(Default)]
-struct LockedFiles {
-    files: HashSet<BackingFile>,
-    /// Threads that wait for a file. Waking none would be a system call all the same.
-    waiting: usize,
-}
-
-static LOCKED_FILES: LazyLock<Mutex<LockedFiles>> = LazyLock::new(Mutex::default);
-static REMOVED: Condvar = Condvar::new();
-
-impl LockedFile {
-    /// Waits until no other thread has the file. Returns `None` if one still has it at the deadline.
-    fn insert(backing: BackingFile, deadline: Deadline) -> Option<Self> {
-        let mut locked = locked_files();
-        while !locked.files.insert(backing) {
-            let left = deadline.left();
-            if left.is_zero() {
-                return None;
-            }
-            locked.waiting += 1;
-            (locked, _) = REMOVED.wait_timeout(locked, left).unwrap_or_else(PoisonError::into_inner);
-            locked.waiting -= 1;
-        }
-        Some(Self(backing))
-    }
-}
-
-impl Drop for LockedFile {
-    fn drop(&mut self) {
-        let mut locked = locked_files();
-        locked.files.remove(&self.0);
-        if locked.waiting > 0 {
-            REMOVED.notify_all();
-        }
-    }
-}
-
-fn locked_files() -> MutexGuard<'static, LockedFiles> {
-    // A panic leaves the set consistent.
-    LOCKED_FILES.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]
@@ -208,20 +140,5 @@ mod tests {
         file.as_file().lock().unwrap();
         assert_eq!(caller_lock(file.as_file().as_fd()), CallerLock::Exclusive);
         assert_eq!(caller_lock(other.as_fd()), CallerLock::None);
-        let found = lock_of_this_process(BackingFile::of(&other).unwrap());
-        assert_eq!(found, Some(file.as_file().as_raw_fd().to_string()));
-    }
-
-    #[test]
-    fn the_callers_exclusive_lock_stays() {
-        let file = tempfile::NamedTempFile::new().unwrap();
-        file.as_file().lock().unwrap();
-        drop(Exclusion::lock(file.as_file().as_fd(), Duration::ZERO).unwrap());
-        assert_eq!(caller_lock(file.as_file().as_fd()), CallerLock::Exclusive);
-        // Through another descriptor, the lock is that of another caller.
-        let other = file.reopen().unwrap();
-        let error = Exclusion::lock(other.as_fd(), Duration::ZERO).err().unwrap().to_string();
-        let descriptor = format!("descriptor {}", file.as_file().as_raw_fd());
-        assert!(error.contains("this process has it locked") && error.contains(&descriptor), "{error}");
     }
 }

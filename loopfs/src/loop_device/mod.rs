@@ -33,7 +33,6 @@ mod device;
 mod discard;
 mod exclusion;
 mod index_lock;
-mod label;
 #[cfg(test)]
 mod model_tests;
 mod mounted;

@@ -9,9 +9,8 @@ use nix::sys::stat::FileStat;
 use super::binding::{Access, BackingRange};
 use super::device::Status;
 use super::discard::Discard;
-use super::label;
 use crate::error::{Context, Error, ErrorKind, Explanation, Result};
-use crate::sys::statx;
+use crate::sys::{loop_abi as abi, statx};
 
 /// Whether I/O of the device bypasses the page cache of its file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -140,8 +139,13 @@ impl AttachOptions {
         self
     }
 
-    /// Enables or disables discards. A device that is attached already is changed accordingly, but some kernels keep discards
-    /// disabled ([`LoopDevice::set_discard`](super::LoopDevice::set_discard)).
+    /// Enables or disables discards, by `queue/discard_max_bytes` of the device in sysfs. A device that is attached already is changed
+    /// accordingly, but newer kernels (6.18) keep disabled discards disabled until the index is removed. Users of the device are not
+    /// interrupted; a file system that was mounted from it with the option `discard` may log rejected discards.
+    ///
+    /// Writing zeroes is different: fallocate(2) with `FALLOC_FL_PUNCH_HOLE` on the node makes a hole even if discards are
+    /// disabled, and the `BLKZEROOUT` of mkfs(8) never makes one.
+    #[doc(alias = "discard_max_bytes")]
     pub fn discard(mut self, discard: Discard) -> Self {
         self.discard = discard;
         self
@@ -172,7 +176,7 @@ impl AttachOptions {
     /// Sets a label of at most 63 bytes, which `losetup` shows as the name of the backing file. It tells administrators which program uses
     /// the device, and has no meaning for the kernel. Longer labels are truncated.
     pub fn label(mut self, label: &str) -> Self {
-        self.label = label::fitting(label).to_owned();
+        self.label = fitting_label(label).to_owned();
         self
     }
 
@@ -305,6 +309,13 @@ impl AttachOptions {
         }
         Ok(())
     }
+}
+
+/// Returns the whole characters of a label that fit into the kernel's field (`lo_file_name`).
+pub(super) fn fitting_label(label: &str) -> &str {
+    // `str::floor_char_boundary` does this since Rust 1.91.
+    let end = (0..=label.len().min(abi::LABEL_SIZE)).rev().find(|end| label.is_char_boundary(*end));
+    &label[..end.unwrap_or(0)]
 }
 
 /// Returns the smallest block size in which a file takes direct I/O.

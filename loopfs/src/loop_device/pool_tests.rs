@@ -3,11 +3,8 @@
 use std::fs::File;
 use std::ops::Range;
 use std::os::fd::AsFd;
-use std::time::Duration;
 
 use nix::errno::Errno;
-use nix::fcntl::OFlag;
-use nix::sys::resource::{Resource, setrlimit};
 use rstest::rstest;
 
 use super::binding::Access;
@@ -16,12 +13,11 @@ use super::detach::Detach;
 use super::device::LoopDevice;
 use super::discard::Discard;
 use super::model_tests::{image, old_and_new, options};
-use super::options::{AttachOptions, Lifetime};
+use super::options::AttachOptions;
 use super::pool::PoolOptions;
 use super::unmanaged;
-use crate::descriptor::reopen;
 use crate::error::ErrorKind;
-use crate::sys::loop_dev::{FOREIGN, reset, with};
+use crate::sys::loop_dev::{reset, with};
 
 fn small_pool() -> LoopControl {
     LoopControl::with_pool(PoolOptions { range: 10..13, keep_idle: 3 }).unwrap()
@@ -31,135 +27,48 @@ fn attach_all(control: &LoopControl, images: &[File], options: &AttachOptions) -
     images.iter().map(|image| control.attach(image.as_fd(), options).unwrap()).collect()
 }
 
-/// Attaches as many files as the range has indices, lets `end` unbind them, and attaches them again, with one pool.
-fn used_again(options: &AttachOptions, end: impl Fn(Vec<LoopDevice>)) {
-    old_and_new(
-        |_| {},
-        || {
-            let (control, images) = (small_pool(), [image(), image(), image()]);
-            for _ in 0..3 {
-                end(attach_all(&control, &images, options));
-                with(|model| assert!(model.bound().is_empty(), "{:?}", model.bound()));
-            }
-        },
-    );
-}
-
-#[test]
-fn devices_detached_directly_are_reused() {
-    used_again(&options(), |devices| {
-        for device in devices {
-            assert_eq!(device.detach().unwrap(), Detach::Detached);
-        }
-    });
-}
-
-#[test]
-fn autoclear_devices_are_reused() {
-    used_again(&options().lifetime(Lifetime::AutoClear), drop);
-}
-
-#[test]
-fn devices_another_process_detached_are_reused() {
-    used_again(&options(), |devices| {
-        let other = small_pool();
-        for device in devices {
-            other.detach(device).unwrap();
-        }
-    });
-}
-
-#[test]
-fn devices_another_program_detached_are_reused() {
-    old_and_new(
-        |_| {},
-        || {
-            let (control, images) = (small_pool(), [image(), image(), image()]);
-            for device in attach_all(&control, &images, &options()) {
-                control.detach(device).unwrap();
-            }
-            with(|model| (10..13).for_each(|index| model.bind_foreign(index)));
-            let full = control.attach(images[0].as_fd(), &options()).unwrap_err();
-            assert_eq!(full.kind(), ErrorKind::NoSpace, "{full}");
-            with(|model| model.unbind_all(10..13));
-            attach_all(&control, &images, &options());
-            with(|model| assert!(model.bound().iter().all(|bound| bound.2 != FOREIGN)));
-        },
-    );
-}
-
 #[test]
 fn indices_that_failed_are_reused() {
     for errno in [Errno::EBUSY, Errno::ENXIO, Errno::ENODEV] {
-        old_and_new(
-            |model| drop(model.failures.insert("configure", [errno; 2].into())),
-            || drop(attach_all(&small_pool(), &[image(), image(), image()], &options())),
-        );
+        old_and_new(|| {
+            with(|model| drop(model.failures.insert("configure", [errno; 2].into())));
+            drop(attach_all(&small_pool(), &[image(), image(), image()], &options()));
+        });
     }
 }
 
 /// One process only attaches and another one detaches: the first finds the idle devices long before the range is used up.
 #[test]
 fn idle_devices_limit_added_devices() {
-    old_and_new(
-        |_| {},
-        || {
-            let control = LoopControl::with_pool(PoolOptions { range: 1000..9000, keep_idle: 8 }).unwrap();
-            let image = image();
-            for _ in 0..1000 {
-                let device = control.attach(image.as_fd(), &options()).unwrap();
-                assert_eq!(device.detach().unwrap(), Detach::Detached);
-            }
-            // The adds between two scans double each time: 64, 128, 256 and 512 devices. The background thread removes surplus ones
-            // in between, but may be late.
-            let exist = with(|model| model.exist().len());
-            assert!(exist <= 512, "{exist} devices for one file at a time");
-        },
-    );
+    old_and_new(|| {
+        let control = LoopControl::with_pool(PoolOptions { range: 1000..9000, keep_idle: 8 }).unwrap();
+        let image = image();
+        for _ in 0..1000 {
+            let device = control.attach(image.as_fd(), &options()).unwrap();
+            assert_eq!(device.detach().unwrap(), Detach::Detached);
+        }
+        // The adds between two scans double each time: 64, 128, 256 and 512 devices. The background thread removes surplus ones
+        // in between, but may be late.
+        let exist = with(|model| model.exist().len());
+        assert!(exist <= 512, "{exist} devices for one file at a time");
+    });
 }
 
 #[test]
 fn deferred_devices_are_removed_once_detached() {
-    old_and_new(
-        |_| {},
-        || {
-            let (control, images) = (small_pool(), [image(), image(), image()]);
-            let mut held = attach_all(&control, &images, &options());
-            for image in &images {
-                assert!(matches!(control.detach_all(image.as_fd()).unwrap(), Detach::Deferred(_)));
-            }
-            let last = held.pop();
-            drop(held);
-            assert_eq!(control.remove_idle(0), 2, "one of three is still open");
-            drop(last);
-            assert_eq!(control.remove_idle(0), 1);
-            with(|model| assert!(model.exist().is_empty(), "{:?}", model.exist()));
-        },
-    );
-}
-
-/// The deferred detaches of others are looked at a few at a time.
-#[test]
-fn an_attachment_examines_few_closing_devices() {
-    old_and_new(
-        |_| {},
-        || {
-            let control = LoopControl::with_pool(PoolOptions { range: 10..400, keep_idle: 8 }).unwrap();
-            let images: Vec<File> = (0..40).map(|_| image()).collect();
-            let held = attach_all(&control, &images, &options());
-            for image in &images {
-                assert!(matches!(control.detach_all(image.as_fd()).unwrap(), Detach::Deferred(_)));
-            }
-            let file = tempfile::NamedTempFile::new().unwrap().into_temp_path();
-            std::fs::write(&file, [0; 4096]).unwrap();
-            let reader = File::open(&file).unwrap();
-            let before = with(|model| model.calls["open"]);
-            drop(control.attach(reader.as_fd(), &options()).unwrap());
-            let opened = with(|model| model.calls["open"]) - before;
-            assert!(opened <= 12, "{opened} devices were opened");
-            drop(held);
-        },
-    );
+    old_and_new(|| {
+        let (control, images) = (small_pool(), [image(), image(), image()]);
+        let mut held = attach_all(&control, &images, &options());
+        for image in &images {
+            assert!(matches!(control.detach_all(image.as_fd()).unwrap(), Detach::Deferred(_)));
+        }
+        let last = held.pop();
+        drop(held);
+        assert_eq!(control.remove_idle(0), 2, "one of three is still open");
+        drop(last);
+        assert_eq!(control.remove_idle(0), 1);
+        with(|model| assert!(model.exist().is_empty(), "{:?}", model.exist()));
+    });
 }
 
 #[test]
@@ -190,43 +99,22 @@ fn thin_volumes_avoid_devices_without_discards() {
 
 #[test]
 fn indices_of_mounted_nodes_are_unused() {
-    old_and_new(
-        |model| {
+    old_and_new(|| {
+        with(|model| {
             // One exists and is idle, one is closing, and one was removed.
             model.mounted = [10, 12].into();
             model.bind_foreign(10);
             model.unbind_all([10]);
-        },
-        || {
-            let (control, images) = (small_pool(), [image(), image()]);
-            assert_eq!(control.attach(images[0].as_fd(), &options()).unwrap().index(), 11);
-            let full = control.attach(images[1].as_fd(), &options()).unwrap_err();
-            assert_eq!(full.kind(), ErrorKind::NoSpace, "{full}");
-            // The next process scans the range again.
-            with(|model| model.mounted.clear());
-            let next = small_pool().attach(images[1].as_fd(), &options());
-            assert!(next.is_ok_and(|device| [10, 12].contains(&device.index())));
-        },
-    );
-}
-
-/// A program has published the node at a second place, and detached the device when it left the first one.
-#[test]
-fn mounted_devices_are_not_reused() {
-    old_and_new(
-        |model| model.mounted = [10].into(),
-        || {
-            let image = image();
-            with(|model| model.bind_file(10, image.try_clone().unwrap(), 0));
-            let control = small_pool();
-            let device = LoopDevice::open_index(10).unwrap();
-            control.detach(device).unwrap();
-            let others = attach_all(&control, &[image, super::model_tests::image()], &options());
-            assert!(others.iter().all(|device| device.index() != 10), "{others:?}");
-            with(|model| model.mounted.clear());
-            assert_eq!(control.attach(super::model_tests::image().as_fd(), &options()).unwrap().index(), 10);
-        },
-    );
+        });
+        let (control, images) = (small_pool(), [image(), image()]);
+        assert_eq!(control.attach(images[0].as_fd(), &options()).unwrap().index(), 11);
+        let full = control.attach(images[1].as_fd(), &options()).unwrap_err();
+        assert_eq!(full.kind(), ErrorKind::NoSpace, "{full}");
+        // The next process scans the range again.
+        with(|model| model.mounted.clear());
+        let next = small_pool().attach(images[1].as_fd(), &options());
+        assert!(next.is_ok_and(|device| [10, 12].contains(&device.index())));
+    });
 }
 
 /// A tenant has passed a descriptor of the device to a process that outlives it.
@@ -247,21 +135,18 @@ fn open_devices_are_unused() {
         },
     ];
     for unbind in unbind {
-        old_and_new(
-            |_| {},
-            || {
-                unbind();
-                let kept = unmanaged::Device::open_index(10, Access::ReadWrite).unwrap();
-                let (control, images) = (small_pool(), [image(), image(), image()]);
-                let devices = attach_all(&control, &images[..2], &options());
-                assert!(devices.iter().all(|device| device.index() != 10), "{devices:?}");
-                let full = control.attach(images[2].as_fd(), &options()).unwrap_err();
-                assert_eq!(full.kind(), ErrorKind::NoSpace, "{full}");
-                drop(kept);
-                assert_eq!(control.attach(images[2].as_fd(), &options()).unwrap().index(), 10);
-                with(|model| assert!(model.calls["remove"] >= 1));
-            },
-        );
+        old_and_new(|| {
+            unbind();
+            let kept = unmanaged::Device::open_index(10, Access::ReadWrite).unwrap();
+            let (control, images) = (small_pool(), [image(), image(), image()]);
+            let devices = attach_all(&control, &images[..2], &options());
+            assert!(devices.iter().all(|device| device.index() != 10), "{devices:?}");
+            let full = control.attach(images[2].as_fd(), &options()).unwrap_err();
+            assert_eq!(full.kind(), ErrorKind::NoSpace, "{full}");
+            drop(kept);
+            assert_eq!(control.attach(images[2].as_fd(), &options()).unwrap().index(), 10);
+            with(|model| assert!(model.calls["remove"] >= 1));
+        });
     }
 }
 
@@ -295,15 +180,12 @@ fn a_device_bound_elsewhere_stays_unused() {
 /// The mount table is read when the index is added, and not only by the scan before.
 #[test]
 fn nodes_mounted_after_scans_are_skipped() {
-    old_and_new(
-        |_| {},
-        || {
-            let (control, images) = (small_pool(), [image(), image()]);
-            assert_eq!(control.attach(images[0].as_fd(), &options()).unwrap().index(), 10);
-            with(|model| model.mounted = [11].into());
-            assert_eq!(control.attach(images[1].as_fd(), &options()).unwrap().index(), 12);
-        },
-    );
+    old_and_new(|| {
+        let (control, images) = (small_pool(), [image(), image()]);
+        assert_eq!(control.attach(images[0].as_fd(), &options()).unwrap().index(), 10);
+        with(|model| model.mounted = [11].into());
+        assert_eq!(control.attach(images[1].as_fd(), &options()).unwrap().index(), 12);
+    });
 }
 
 /// A tenant keeps an unbound device locked. The removal of others goes on.
@@ -325,21 +207,19 @@ fn locked_devices_delay_no_removal() {
 
 #[test]
 fn the_pool_opens_no_other_device() {
-    old_and_new(
-        |model| (10..13).for_each(|index| model.bind_foreign(index)),
-        || {
-            let control = small_pool();
-            let before = with(|model| model.calls.get("open").copied().unwrap_or_default());
-            // Asking the file costs none: it has no writer.
-            let file = tempfile::NamedTempFile::new().unwrap().into_temp_path();
-            std::fs::write(&file, [0; 4096]).unwrap();
-            let reader = File::open(&file).unwrap();
-            let full = control.attach(reader.as_fd(), &options()).unwrap_err();
-            assert_eq!(full.kind(), ErrorKind::NoSpace, "{full}");
-            assert_eq!(control.idle(), 0);
-            assert_eq!(with(|model| model.calls.get("open").copied().unwrap_or_default()), before);
-        },
-    );
+    old_and_new(|| {
+        with(|model| (10..13).for_each(|index| model.bind_foreign(index)));
+        let control = small_pool();
+        let before = with(|model| model.calls.get("open").copied().unwrap_or_default());
+        // Asking the file costs none: it has no writer.
+        let file = tempfile::NamedTempFile::new().unwrap().into_temp_path();
+        std::fs::write(&file, [0; 4096]).unwrap();
+        let reader = File::open(&file).unwrap();
+        let full = control.attach(reader.as_fd(), &options()).unwrap_err();
+        assert_eq!(full.kind(), ErrorKind::NoSpace, "{full}");
+        assert_eq!(control.idle(), 0);
+        assert_eq!(with(|model| model.calls.get("open").copied().unwrap_or_default()), before);
+    });
 }
 
 #[rstest]
@@ -370,52 +250,4 @@ fn a_range_without_indices_is_refused() {
     let error = LoopControl::with_pool(PoolOptions { range: 5..5, keep_idle: 0 }).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::InvalidInput);
     assert!(error.to_string().contains("PoolOptions::range"), "{error}");
-}
-
-#[test]
-fn the_longest_deadline_has_no_end() {
-    reset(|_| {});
-    let options = options().deadline(Duration::MAX);
-    LoopControl::open().unwrap().attach(image().as_fd(), &options).unwrap();
-}
-
-const CHILD: &str = "LOOPFS_TEST_WITHOUT_THREADS";
-
-/// In a process of its own, for it takes the memory for threads away from all of it.
-/// If the pool cannot start threads, it removes idle devices one by one.
-#[test]
-fn idle_devices_are_removed_without_threads() {
-    if std::env::var_os(CHILD).is_none() {
-        let test = "loop_device::pool_tests::idle_devices_are_removed_without_threads";
-        let program = std::env::current_exe().unwrap();
-        let child = std::process::Command::new(program)
-            .args(["--exact", test, "--nocapture", "--test-threads=1"])
-            .env(CHILD, "1")
-            .output()
-            .unwrap();
-        let text =
-            String::from_utf8_lossy(&child.stderr).into_owned() + &String::from_utf8_lossy(&child.stdout);
-        assert!(child.status.success() && text.contains("1 passed"), "{text}");
-        return;
-    }
-    reset(|_| {});
-    let control = LoopControl::with_pool(PoolOptions { range: 10..200, keep_idle: 0 }).unwrap();
-    // Without a writer, no call queries the devices: the stack of a thread that has ended can be used again.
-    let reader = |_| File::from(reopen(image().as_fd(), OFlag::O_RDONLY).unwrap());
-    let images: Vec<File> = (0..70).map(reader).collect();
-    let devices = attach_all(&control, &images, &options());
-    for device in devices {
-        assert_eq!(device.detach().unwrap(), Detach::Detached);
-    }
-    // Recovered by another pool, so that nothing is removed before the limit is set.
-    let control = LoopControl::with_pool(PoolOptions { range: 10..200, keep_idle: 0 }).unwrap();
-    let pages: u64 =
-        std::fs::read_to_string("/proc/self/statm").unwrap().split(' ').next().unwrap().parse().unwrap();
-    let limit = pages * 4096 + (1 << 20);
-    setrlimit(Resource::RLIMIT_AS, limit, limit).unwrap();
-    assert!(std::thread::Builder::new().spawn(|| {}).is_err(), "a thread can be started");
-    // In the background nothing happens now, and nothing is in the way of the next call.
-    control.detach_all(images[0].as_fd()).unwrap();
-    assert_eq!(control.remove_idle(0), 70);
-    with(|model| assert!(model.exist().is_empty(), "{:?}", model.exist()));
 }

@@ -21,7 +21,7 @@ const FIRST_TIMEOUT: Duration = Duration::from_secs(1);
 /// How long to wait for each later one: there may be hundreds on the same file system.
 const LATER_TIMEOUT: Duration = Duration::from_millis(200);
 /// How long to wait for a device whose result a call cannot do without. It may only be slow.
-const NEEDED_TIMEOUT: Duration = Duration::from_secs(10);
+pub(super) const NEEDED_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Results that the thread may have ready. Each wait for the other thread costs more than a query.
 const RESULTS_AHEAD: usize = 64;
@@ -77,16 +77,8 @@ where
     query_within(FIRST_TIMEOUT, number, query)
 }
 
-/// As [`query_device`], and waits for ten seconds.
-pub(super) fn query_needed<T, Q>(number: DeviceNumber, query: Q) -> Result<T>
-where
-    T: Send + 'static,
-    Q: Fn(DeviceNumber) -> Result<T> + Clone + Send + 'static,
-{
-    query_within(NEEDED_TIMEOUT, number, query)
-}
-
-fn query_within<T, Q>(limit: Duration, number: DeviceNumber, query: Q) -> Result<T>
+/// As [`query_device`], and waits up to `limit`.
+pub(super) fn query_within<T, Q>(limit: Duration, number: DeviceNumber, query: Q) -> Result<T>
 where
     T: Send + 'static,
     Q: Fn(DeviceNumber) -> Result<T> + Clone + Send + 'static,

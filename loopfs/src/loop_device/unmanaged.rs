@@ -18,7 +18,7 @@ use nix::sys::stat::Mode;
 
 use super::binding::{Access, BackingFile, BackingRange};
 use super::detach::request_detach;
-use super::device::{BEYOND_ALL_INDICES, CONTROL, check_node, node_name};
+use super::device::{BEYOND_ALL_INDICES, CONTROL, backing_in, check_node, index_at, node_name};
 use crate::error::{Context, Error, Result};
 use crate::sys::{loop_abi as abi, loop_dev};
 use crate::units::DeviceNumber;
@@ -69,13 +69,7 @@ pub fn bound_indices() -> Result<Vec<u32>> {
 /// Returns the index of the device of a node at any path. Returns `None` if the path is not a node of a loop device.
 #[must_use]
 pub fn index_of(path: &Path) -> Option<u32> {
-    let status = nix::sys::stat::stat(path).ok()?;
-    if status.st_mode & libc::S_IFMT != libc::S_IFBLK {
-        return None;
-    }
-    let number = DeviceNumber::from_raw(status.st_rdev);
-    let link = std::fs::read_link(format!("/sys/dev/block/{number}")).ok()?;
-    link.file_name()?.to_str()?.strip_prefix("loop")?.parse().ok()
+    index_at(path).ok()
 }
 
 /// The properties of an attachment that [`Device::set_up`] makes.
@@ -149,9 +143,7 @@ pub fn attributes(index: u32) -> Attributes {
     });
     Attributes {
         backing_path: text("loop/backing_file").map(|path| PathBuf::from(OsString::from_vec(path))),
-        backing: info
-            .as_ref()
-            .map(|info| BackingFile { device: DeviceNumber::from_raw(info.lo_device), inode: info.lo_inode }),
+        backing: info.as_ref().map(|info| backing_in(info).0),
         // 0 for a file.
         backing_device: info
             .filter(|info| info.lo_rdevice != 0)
@@ -169,10 +161,7 @@ pub fn attributes(index: u32) -> Attributes {
 
 /// Returns the file that device `index` is bound to, and whether the device is read-only.
 pub(super) fn backing_of(index: u32) -> Option<(BackingFile, Access)> {
-    let info = loop_dev::open_device(index, false).and_then(loop_dev::status).ok()?;
-    let backing = BackingFile { device: DeviceNumber::from_raw(info.lo_device), inode: info.lo_inode };
-    let access = if info.lo_flags & abi::READ_ONLY != 0 { Access::ReadOnly } else { Access::ReadWrite };
-    Some((backing, access))
+    loop_dev::open_device(index, false).and_then(loop_dev::status).ok().map(|info| backing_in(&info))
 }
 
 /// An open node of a loop device, bound or not.
@@ -304,96 +293,19 @@ impl Device {
 
 #[cfg(test)]
 mod tests {
-    use std::num::NonZeroU64;
-
+    use super::super::model_tests::image;
     use super::*;
-    use crate::sys::loop_dev as model;
-
-    fn file() -> std::fs::File {
-        let file = tempfile::tempfile().unwrap();
-        file.set_len(1 << 20).unwrap();
-        file
-    }
+    use crate::sys::loop_dev::reset;
 
     #[test]
-    fn a_device_is_bound_and_detached() {
-        model::reset(|_| {});
+    fn a_deferred_detach_is_cancelled() {
+        reset(|_| {});
         let index = find_free().unwrap();
-        let file = file();
-        let range = BackingRange { offset: 4096, size_limit: NonZeroU64::new(8192) };
-        let setup = Setup {
-            access: Access::ReadOnly,
-            range,
-            block_size: Some(1024),
-            direct_io: true,
-            partition_scan: true,
-            name: "n".repeat(70).into(),
-        };
-        let device = Device::open_index(index, Access::ReadWrite).unwrap();
-        device.set_up(&file, &setup).unwrap();
-        let attributes = attributes(index);
-        assert_eq!(attributes.backing, Some(BackingFile::of(&file).unwrap()));
-        assert_eq!((attributes.offset, attributes.size_limit), (Some(4096), Some(8192)));
-        assert_eq!(attributes.block_size, Some(1024));
-        assert_eq!(attributes.name, Some("n".repeat(63).into()));
-        assert!(attributes.read_only && attributes.direct_io && attributes.partition_scan);
-        assert!(!attributes.auto_clear);
-        assert_eq!(bound_indices().unwrap(), [index]);
-        device.detach().unwrap();
-        drop(device);
-        assert_eq!(bound_indices().unwrap(), [0; 0]);
-        remove(index).unwrap();
-        assert!(model::with(|model| model.exist()).is_empty());
-    }
-
-    #[test]
-    fn binding_a_bound_device_fails() {
-        model::reset(|model| model.bind_foreign(3));
-        let device = Device::open_index(3, Access::ReadWrite).unwrap();
-        let error = device.set_up(file(), &Setup::default()).unwrap_err();
-        assert_eq!(error.errno(), Some(libc::EBUSY));
-        assert_eq!(model::with(|model| model.bound()[0].2), model::FOREIGN);
-        assert_eq!(remove(3).unwrap_err().errno(), Some(libc::EBUSY));
-    }
-
-    #[test]
-    fn unbound_devices_return_enxio() {
-        model::reset(|_| {});
-        add(7).unwrap();
-        let device = Device::open_index(7, Access::ReadOnly).unwrap();
-        let errors = [
-            device.refresh_capacity(),
-            device.set_direct_io(true),
-            device.set_block_size(512),
-            device.cancel_detach(),
-            device.detach(),
-        ];
-        for error in errors {
-            assert_eq!(error.unwrap_err().errno(), Some(libc::ENXIO));
-        }
-        assert_eq!(attributes(7), Attributes::default());
-        assert_eq!(Device::open_index(8, Access::ReadOnly).unwrap_err().errno(), Some(libc::ENOENT));
-    }
-
-    #[test]
-    fn properties_of_a_bound_device_change() {
-        model::reset(|_| {});
-        let (index, file) = (find_free().unwrap(), file());
-        let device = Device::open_index(index, Access::ReadWrite).unwrap();
-        device.set_up(&file, &Setup::default()).unwrap();
-        device.set_direct_io(true).unwrap();
-        device.set_block_size(4096).unwrap();
-        let changed = attributes(index);
-        assert!(changed.direct_io);
-        assert_eq!(changed.block_size, Some(4096));
-        assert_eq!(device.set_block_size(1000).unwrap_err().errno(), Some(libc::EINVAL));
-        let user = Device::open_index(index, Access::ReadOnly).unwrap();
+        let [device, user] = [(); 2].map(|()| Device::open_index(index, Access::ReadWrite).unwrap());
+        device.set_up(image(), &Setup::default()).unwrap();
         device.detach().unwrap();
         assert!(attributes(index).auto_clear);
         user.cancel_detach().unwrap();
         assert!(!attributes(index).auto_clear);
-        file.set_len(2 << 20).unwrap();
-        user.refresh_capacity().unwrap();
-        assert_eq!(model::size(&user.fd).unwrap(), 2 << 20);
     }
 }

@@ -47,42 +47,35 @@ pub enum MountOptionError {
     },
 }
 
-/// The properties an option may set, each at most one way.
-#[derive(Default)]
-struct OptionChoices {
-    read_only: Choice<bool>,
-    nosuid: Choice<bool>,
-    nodev: Choice<bool>,
-    noexec: Choice<bool>,
-    access_time: Choice<AccessTime>,
-    nodiratime: Choice<bool>,
+/// What a group of options sets. Two different options of a group contradict each other.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Property {
+    Writing,
+    SetUserId,
+    Devices,
+    Execution,
+    AccessTime,
+    DirectoryAccessTime,
 }
 
-struct Choice<T>(Option<(&'static str, T)>);
+type MountOption = (&'static str, Property, fn(&mut MountFlags));
 
-impl<T> Default for Choice<T> {
-    fn default() -> Self {
-        Self(None)
-    }
-}
-
-impl<T: Copy + PartialEq> Choice<T> {
-    fn set(&mut self, later: &'static str, value: T) -> Result<(), MountOptionError> {
-        match self.0 {
-            Some((earlier, other)) if other != value => {
-                Err(MountOptionError::Contradiction { earlier, later })
-            }
-            _ => {
-                self.0 = Some((later, value));
-                Ok(())
-            }
-        }
-    }
-
-    fn value(&self) -> Option<T> {
-        self.0.map(|(_, value)| value)
-    }
-}
+/// All options. Those without an effect are the defaults.
+const KNOWN: [MountOption; 13] = [
+    ("ro", Property::Writing, |flags| flags.read_only = true),
+    ("rw", Property::Writing, |_default| {}),
+    ("nosuid", Property::SetUserId, |flags| flags.nosuid = true),
+    ("suid", Property::SetUserId, |_default| {}),
+    ("nodev", Property::Devices, |flags| flags.nodev = true),
+    ("dev", Property::Devices, |_default| {}),
+    ("noexec", Property::Execution, |flags| flags.noexec = true),
+    ("exec", Property::Execution, |_default| {}),
+    ("noatime", Property::AccessTime, |flags| flags.access_time = AccessTime::Never),
+    ("relatime", Property::AccessTime, |_default| {}),
+    ("strictatime", Property::AccessTime, |flags| flags.access_time = AccessTime::Strict),
+    ("nodiratime", Property::DirectoryAccessTime, |flags| flags.nodiratime = true),
+    ("diratime", Property::DirectoryAccessTime, |_default| {}),
+];
 
 impl MountFlags {
     /// All words that [`from_options`](Self::from_options) knows, for people.
@@ -94,33 +87,18 @@ impl MountFlags {
     /// # Errors
     /// [`MountOptionError`]: a word that is none of [`OPTIONS`](Self::OPTIONS), or two that contradict each other.
     pub fn from_options<S: AsRef<str>>(options: &[S]) -> Result<MountFlags, MountOptionError> {
-        let mut choices = OptionChoices::default();
+        let (mut flags, mut seen) = (MountFlags::default(), Vec::new());
         for option in options {
-            match option.as_ref() {
-                "ro" => choices.read_only.set("ro", true),
-                "rw" => choices.read_only.set("rw", false),
-                "nosuid" => choices.nosuid.set("nosuid", true),
-                "suid" => choices.nosuid.set("suid", false),
-                "nodev" => choices.nodev.set("nodev", true),
-                "dev" => choices.nodev.set("dev", false),
-                "noexec" => choices.noexec.set("noexec", true),
-                "exec" => choices.noexec.set("exec", false),
-                "noatime" => choices.access_time.set("noatime", AccessTime::Never),
-                "relatime" => choices.access_time.set("relatime", AccessTime::Relative),
-                "strictatime" => choices.access_time.set("strictatime", AccessTime::Strict),
-                "nodiratime" => choices.nodiratime.set("nodiratime", true),
-                "diratime" => choices.nodiratime.set("diratime", false),
-                _ => Err(MountOptionError::Unknown),
-            }?;
+            let is_it = |known: &&MountOption| known.0 == option.as_ref();
+            let &(later, property, set) = KNOWN.iter().find(is_it).ok_or(MountOptionError::Unknown)?;
+            let contradicts = |(earlier, of): &&(&str, Property)| *of == property && *earlier != later;
+            if let Some(&(earlier, _)) = seen.iter().find(contradicts) {
+                return Err(MountOptionError::Contradiction { earlier, later });
+            }
+            seen.push((later, property));
+            set(&mut flags);
         }
-        Ok(MountFlags {
-            read_only: choices.read_only.value().unwrap_or_default(),
-            nosuid: choices.nosuid.value().unwrap_or_default(),
-            nodev: choices.nodev.value().unwrap_or_default(),
-            noexec: choices.noexec.value().unwrap_or_default(),
-            access_time: choices.access_time.value().unwrap_or_default(),
-            nodiratime: choices.nodiratime.value().unwrap_or_default(),
-        })
+        Ok(flags)
     }
 }
 

@@ -13,8 +13,7 @@ use nix::unistd::fsync;
 
 use super::devices::PublishedDevices;
 use super::directory::published_differently;
-use super::mounted::MountedDevices;
-use super::node::{is_loop_device, kind_of, number_of};
+use super::mounted::{MountedDevices, is_loop_device, kind_of, number_of};
 use super::target::Target;
 use crate::error::{Context, Error, ErrorKind, Result};
 use crate::loop_device::{Access, AttachOptions, BackingFile, Detach, DirectIo, LoopDevice};

@@ -1,6 +1,5 @@
 //! Expanding volumes while they are published.
 
-use super::locks::LockedObject;
 use super::publisher::Publisher;
 use crate::Bytes;
 use crate::error::{Error, ErrorKind, Result};
@@ -24,7 +23,7 @@ impl Publisher {
     /// # Errors
     /// Those of opening the devices.
     pub fn refresh(&self, volume: &Volume) -> Result<Bytes> {
-        let _lock = self.root().locks.lock(LockedObject::Volume(volume.id().clone()));
+        let _lock = self.root().volume_locks.lock(volume.id().clone());
         if volume.kind() == VolumeKind::Filesystem {
             return Ok(volume.capacity());
         }

@@ -9,7 +9,6 @@ use nix::sys::stat::FileStat;
 use super::block::{self, BlockVolume, Cleanup};
 use super::devices::{PublishOptions, PublishedDevices};
 use super::directory::Directory;
-use super::locks::LockedObject;
 use super::stale::StaleDevice;
 use super::target::{ClearedTarget, PublishRoot, Target};
 use crate::error::{Error, ErrorKind, Result};
@@ -115,7 +114,7 @@ impl Publisher {
     /// [`ErrorKind::NotFound`]: there is no such volume. [`ErrorKind::InvalidInput`]: it is a Filesystem volume. Those of
     /// [`LoopControl::attach`].
     pub fn attach(&self, id: &VolumeId, access: Access) -> Result<()> {
-        let _lock = self.root.locks.lock(LockedObject::Volume(id.clone()));
+        let _lock = self.root.volume_locks.lock(id.clone());
         let volume = self.volume("attach", id, VolumeKind::Block)?;
         let block = self.block(&volume)?;
         if block.devices()?.iter().all(|device| device.binding().access == access) {
@@ -129,7 +128,7 @@ impl Publisher {
     /// # Errors
     /// [`ErrorKind::Conflict`]: the volume is published.
     pub fn detach(&self, id: &VolumeId) -> Result<Cleanup> {
-        let _lock = self.root.locks.lock(LockedObject::Volume(id.clone()));
+        let _lock = self.root.volume_locks.lock(id.clone());
         let Some(volume) = self.block_or_clean_up(id)? else { return Ok(Cleanup::Complete) };
         let block = self.block(&volume)?;
         self.require_unpublished("detach", id, block.published_at(&self.root.mounted_devices()?, None)?)?;
@@ -157,7 +156,7 @@ impl Publisher {
     }
 
     fn publish_at(&self, id: &VolumeId, target: &Path, mode: PublishMode, targets: Targets) -> Result<()> {
-        let _lock = self.root.locks.lock(LockedObject::Volume(id.clone()));
+        let _lock = self.root.volume_locks.lock(id.clone());
         let volume = self.volume("publish", id, mode.kind())?;
         self.store.confirm_before_use(&volume)?;
         let target = self.root.locate(target)?.ok_or_else(|| {
@@ -216,7 +215,7 @@ impl Publisher {
     /// Mounts at a target where nothing is mounted. Does not hold its lock for longer: [`PublishRoot::clear`] takes it, and must not wait for a
     /// disk that hangs.
     fn mount_at(&self, target: &Target, mount: impl FnOnce(&Target) -> Result<()>) -> Result<()> {
-        let _lock = self.root.locks.lock(LockedObject::Target(target.path().to_owned()));
+        let _lock = self.root.target_locks.lock(target.path().to_owned());
         match target.mount()? {
             None => mount(target),
             Some(_) => Err(target
@@ -251,7 +250,7 @@ impl Publisher {
     /// # Errors
     /// Those of reading the store and of detaching devices. Repeat the call, and also after [`Cleanup::DetachDeferred`].
     pub fn clean_up(&self, id: &VolumeId, cleared: &ClearedTarget) -> Result<Cleanup> {
-        let _lock = self.root.locks.lock(LockedObject::Volume(id.clone()));
+        let _lock = self.root.volume_locks.lock(id.clone());
         self.close_orphans();
         let Some(volume) = self.block_or_clean_up(id)? else { return Ok(Cleanup::Complete) };
         let block = self.block(&volume)?;
@@ -291,7 +290,7 @@ impl Publisher {
     /// # Errors
     /// As [`delete`](Self::delete) and [`VolumeStore::delete_while`].
     pub fn delete_while(&self, id: &VolumeId, is_wanted: impl FnOnce() -> bool) -> Result<bool> {
-        let _lock = self.root.locks.lock(LockedObject::Volume(id.clone()));
+        let _lock = self.root.volume_locks.lock(id.clone());
         match self.store.volume(id) {
             Ok(volume) => {
                 self.require_unpublished("delete", id, self.published_at(&volume)?)?;

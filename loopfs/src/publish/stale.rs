@@ -7,8 +7,7 @@
 use nix::sys::stat::FileStat;
 
 use super::devices::PublishedDevices;
-use super::mounted::MountedDevices;
-use super::node::{is_loop_device, number_of};
+use super::mounted::{MountedDevices, is_loop_device, number_of};
 use crate::error::{ErrorKind, Result};
 use crate::loop_device::{BackingFile, Binding, LoopDevice, Status, query_device, query_devices};
 use crate::volume_store::{AbnormalReason, Condition, VolumeId, VolumeStats, VolumeStore};

@@ -11,14 +11,14 @@ use nix::fcntl::{AtFlags, OFlag, OpenHow, ResolveFlag, open, openat, openat2};
 use nix::sys::stat::{FileStat, Mode, SFlag, fstat, fstatat, mkdirat};
 use nix::unistd::{UnlinkatFlags, unlinkat};
 
-use super::locks::{LockedObject, Locks};
-use super::mounted::MountedDevices;
-use super::node::{is_loop_device, kind_of, number_of};
+use super::mounted::{MountedDevices, is_loop_device, kind_of, number_of};
 use crate::DeviceNumber;
 use crate::error::{Context, Error, ErrorKind, Explanation, Result};
+use crate::keyed_lock::KeyedLocks;
 use crate::mount::{
     Isolation, KnownMount, MountCache, MountFlags, bind_mount_at, is_mount_point, table as mountinfo, unmount,
 };
+use crate::volume_store::VolumeId;
 
 /// The directory below which volumes are published. Every target is in it, and no symbolic link leads to one.
 #[derive(Debug)]
@@ -28,7 +28,9 @@ pub struct PublishRoot {
     path: PathBuf,
     /// All mounts of the mount namespace.
     mounts: Mutex<MountCache>,
-    pub(super) locks: Locks,
+    /// What a call of this process changes. A call that locks both locks the volume first.
+    pub(super) volume_locks: KeyedLocks<VolumeId>,
+    pub(super) target_locks: KeyedLocks<PathBuf>,
 }
 
 impl PublishRoot {
@@ -41,7 +43,8 @@ impl PublishRoot {
         let directory = open(&path, OFlag::O_PATH | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC, Mode::empty())
             .context("open", path.display())?;
         let mounts = Mutex::new(MountCache::below("/".into()));
-        Ok(Self { directory, path, mounts, locks: Locks::default() })
+        let (volume_locks, target_locks) = Default::default();
+        Ok(Self { directory, path, mounts, volume_locks, target_locks })
     }
 
     /// Returns the path of the directory without symbolic links.
@@ -77,11 +80,8 @@ impl PublishRoot {
 
     fn open_directory(&self, name: &str) -> Result<OwnedFd> {
         let path = self.path.join(name);
-        let how = OpenHow::new()
-            .flags(OFlag::O_PATH | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC)
-            .resolve(ResolveFlag::RESOLVE_BENEATH | ResolveFlag::RESOLVE_NO_SYMLINKS);
-        let opened = match openat2(&self.directory, name, how) {
-            Err(Errno::ENOENT) => openat2(&self.directory, ".", how),
+        let opened = match self.open_beneath(Path::new(name)) {
+            Err(Errno::ENOENT) => self.open_beneath(Path::new(".")),
             opened => opened,
         };
         opened.map_err(|errno| match errno {
@@ -97,6 +97,14 @@ impl PublishRoot {
             ),
             errno => Error::sys("open", path.display(), errno),
         })
+    }
+
+    /// Opens a directory by its path relative to the root. Follows no symbolic link.
+    fn open_beneath(&self, path: &Path) -> std::result::Result<OwnedFd, Errno> {
+        let how = OpenHow::new()
+            .flags(OFlag::O_PATH | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC)
+            .resolve(ResolveFlag::RESOLVE_BENEATH | ResolveFlag::RESOLVE_NO_SYMLINKS);
+        openat2(&self.directory, path, how)
     }
 
     /// Returns the path of a target, which is relative to the root or below it.
@@ -130,16 +138,13 @@ impl PublishRoot {
     /// [`ErrorKind::InvalidInput`]: the path leads outside. [`ErrorKind::Conflict`]: it contains a symbolic link.
     pub fn locate(&self, target: &Path) -> Result<Option<Target>> {
         let path = self.path_of(target)?;
-        let resolve = ResolveFlag::RESOLVE_BENEATH | ResolveFlag::RESOLVE_NO_SYMLINKS;
-        let how =
-            OpenHow::new().flags(OFlag::O_PATH | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC).resolve(resolve);
         let relative = path.strip_prefix(&self.path).unwrap_or(&path);
         let parent = match relative.parent() {
             Some(parent) if !parent.as_os_str().is_empty() => parent,
             _ => Path::new("."),
         };
         let name = path.file_name().unwrap_or_default().to_owned();
-        match openat2(&self.directory, parent, how) {
+        match self.open_beneath(parent) {
             Ok(parent) => Ok(Some(Target { parent, name, path })),
             Err(Errno::ENOENT | Errno::ENOTDIR) => Ok(None),
             Err(Errno::ELOOP) => Err(Error::new(
@@ -195,7 +200,7 @@ impl PublishRoot {
         target: &Path,
         check: impl FnOnce(&Target) -> Result<()>,
     ) -> Result<ClearedTarget> {
-        let _lock = self.locks.lock(LockedObject::Target(self.path_of(target)?));
+        let _lock = self.target_locks.lock(self.path_of(target)?);
         let Some(target) = self.locate(target)? else { return Ok(ClearedTarget::default()) };
         check(&target)?;
         // The status of a mount whose file system has failed cannot be determined. It is then not the node of a loop device, because

@@ -1,13 +1,12 @@
 //! `FS_IOC_FIEMAP` (linux/fiemap.h; Documentation/filesystems/fiemap.rst of the kernel): lists the extents of a
 //! file.
 
-use std::os::fd::{AsFd, AsRawFd};
+use std::os::fd::AsFd;
 
-use ioctl_sys::ioctl;
 use linux_raw_sys::ioctl::FS_IOC_FIEMAP;
 pub(crate) use linux_raw_sys::ioctl::{FIEMAP_EXTENT_LAST as LAST, FIEMAP_EXTENT_SHARED as SHARED};
-use nix::errno::Errno;
 
+use super::ioctl;
 use super::result::Result;
 
 /// `struct fiemap_extent`: one range of a file, all in bytes.
@@ -37,13 +36,10 @@ struct FiemapRequest {
     extents: [FiemapExtent; BATCH],
 }
 
-ioctl!(bad read fs_ioc_fiemap with FS_IOC_FIEMAP; FiemapRequest);
-
 /// Returns the extents of a file from offset `start` on, in order. It returns at most 512 extents, and none if the file
 /// has no more.
 pub(crate) fn extents(file: impl AsFd, start: u64) -> Result<Vec<FiemapExtent>> {
-    let fd = file.as_fd().as_raw_fd();
-    let mut request = FiemapRequest {
+    let request = FiemapRequest {
         start,
         length: u64::MAX - start,
         flags: 0,
@@ -53,8 +49,7 @@ pub(crate) fn extents(file: impl AsFd, start: u64) -> Result<Vec<FiemapExtent>> 
         extents: [FiemapExtent::default(); BATCH],
     };
     // SAFETY: FS_IOC_FIEMAP reads a `struct fiemap`, and writes that structure and at most `extent_count` extents after it.
-    let result = unsafe { fs_ioc_fiemap(fd, &mut request) };
-    Errno::result(result)?;
+    let request = unsafe { ioctl::with(file, FS_IOC_FIEMAP, request) }?;
     Ok(request.extents[..request.mapped_extents as usize].to_vec())
 }
 
@@ -67,7 +62,5 @@ mod tests {
         assert_eq!(size_of::<FiemapExtent>(), 56);
         assert_eq!(std::mem::offset_of!(FiemapExtent, flags), 40);
         assert_eq!(std::mem::offset_of!(FiemapRequest, extents), 32);
-        // The request number encodes the size of the structure without its extents.
-        assert_eq!(ioctl_sys::iorw!(b'f', 11, 32), FS_IOC_FIEMAP);
     }
 }

@@ -53,29 +53,3 @@ pub(crate) const fn empty_info() -> loop_info64 {
 pub(crate) const fn config(file: i32, block_size: u32) -> loop_config {
     loop_config { fd: file as u32, block_size, info: empty_info(), __reserved: [0; 8] }
 }
-
-#[cfg(test)]
-mod tests {
-    use std::mem::offset_of;
-
-    use super::*;
-
-    #[test]
-    fn layouts_match_the_kernel_headers() {
-        assert_eq!(size_of::<loop_info64>(), 232);
-        assert_eq!(size_of::<loop_config>(), 304);
-        assert_eq!(offset_of!(loop_info64, lo_flags), 52);
-        assert_eq!(offset_of!(loop_info64, lo_file_name), 56);
-        assert_eq!(offset_of!(loop_config, info), 8);
-        assert_eq!(ioctl_sys::io!(b'L', 0x80), uapi::LOOP_CTL_ADD);
-        assert_eq!(ioctl_sys::io!(b'L', 0x81), uapi::LOOP_CTL_REMOVE);
-        assert_eq!(ioctl_sys::io!(b'L', 0x82), uapi::LOOP_CTL_GET_FREE);
-        assert_eq!(ioctl_sys::io!(b'L', 0x01), uapi::LOOP_CLR_FD);
-        assert_eq!(ioctl_sys::io!(b'L', 0x07), uapi::LOOP_SET_CAPACITY);
-        assert_eq!(ioctl_sys::io!(b'L', 0x08), uapi::LOOP_SET_DIRECT_IO);
-        assert_eq!(ioctl_sys::io!(b'L', 0x09), uapi::LOOP_SET_BLOCK_SIZE);
-        assert_eq!(uapi::LOOP_CONFIGURE, 0x4C0A);
-        assert_eq!(uapi::LOOP_GET_STATUS64, 0x4C05);
-        assert_eq!(uapi::LOOP_SET_STATUS64, 0x4C04);
-    }
-}

@@ -5,7 +5,6 @@
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::thread::JoinHandle;
 
-use ioctl_sys::ioctl;
 use linux_raw_sys::{ioctl as block, loop_device as uapi};
 use nix::NixPath;
 use nix::errno::Errno;
@@ -15,26 +14,9 @@ use nix::unistd::{mkdtemp, unlink};
 use rustix::fs::ioctl_blksszget;
 
 use super::devtmpfs::is_devtmpfs;
-use super::kernel_version;
 use super::loop_abi::{DiscardLimit, empty_info, index_limit_of, loop_config, loop_info64};
 use super::result::{Result, errno};
-
-ioctl!(arg loop_ctl_add with b'L', 0x80);
-ioctl!(arg loop_ctl_remove with b'L', 0x81);
-ioctl!(none loop_ctl_get_free with b'L', 0x82);
-ioctl!(none loop_clr_fd with b'L', 0x01);
-ioctl!(none loop_set_capacity with b'L', 0x07);
-ioctl!(arg loop_set_direct_io with b'L', 0x08);
-ioctl!(arg loop_set_block_size with b'L', 0x09);
-// These take a pointer, but their request numbers encode neither size nor direction, because linux/loop.h predates that
-// convention. The macro calls this the "bad" form.
-ioctl!(bad read loop_get_status64 with uapi::LOOP_GET_STATUS64; loop_info64);
-ioctl!(bad write loop_set_status64 with uapi::LOOP_SET_STATUS64; loop_info64);
-ioctl!(bad write loop_configure with uapi::LOOP_CONFIGURE; loop_config);
-// The header declares BLKGETSIZE64 with size_t, but the kernel writes a u64 on every architecture, so the number is used here.
-ioctl!(bad read blk_get_size64 with block::BLKGETSIZE64; u64);
-ioctl!(bad read blk_get_diskseq with block::BLKGETDISKSEQ; u64);
-ioctl!(bad write blk_discard with block::BLKDISCARD; [u64; 2]);
+use super::{ioctl, kernel_version};
 
 const CONTROL: &str = "/dev/loop-control";
 /// The device number of `/dev/loop-control` (Documentation/admin-guide/devices.txt). The kernel does not export
@@ -248,10 +230,8 @@ pub(crate) fn takes_discards(device: impl AsFd) -> Option<bool> {
     if !kernel_version::is_at_least(5, 19) {
         return None;
     }
-    let fd = device.as_fd().as_raw_fd();
-    // SAFETY: BLKDISCARD reads two u64, which the argument is.
-    let result = unsafe { blk_discard(fd, &[1, 0]) };
-    match Errno::result(result) {
+    // SAFETY: BLKDISCARD reads two u64.
+    match unsafe { ioctl::with(device, block::BLKDISCARD, [1u64, 0]) } {
         Err(Errno::EINVAL) => Some(true),
         Err(Errno::EOPNOTSUPP) => Some(false),
         Ok(_) | Err(_) => None,
@@ -309,59 +289,44 @@ pub(crate) fn unbinds_at_last_close() -> bool {
 
 /// `LOOP_CTL_ADD`: creates device `index` and returns the index. Returns EEXIST if the device exists already.
 pub(crate) fn add(control: impl AsFd, index: u32) -> Result<u32> {
-    let fd = control.as_fd().as_raw_fd();
-    // SAFETY: LOOP_CTL_ADD takes its argument by value.
-    let result = unsafe { loop_ctl_add(fd, index.into()) };
-    Errno::result(result).map(|made| made as u32)
+    // SAFETY: LOOP_CTL_ADD takes an integer.
+    unsafe { ioctl::by_value(control, uapi::LOOP_CTL_ADD, index.into()) }
 }
 
 /// `LOOP_CTL_REMOVE`: removes device `index`. The kernel waits for RCU grace periods (about 45 ms).
 pub(crate) fn remove(control: impl AsFd, index: u32) -> Result<()> {
-    let fd = control.as_fd().as_raw_fd();
-    // SAFETY: LOOP_CTL_REMOVE takes its argument by value.
-    let result = unsafe { loop_ctl_remove(fd, index.into()) };
-    Errno::result(result).map(drop)
+    // SAFETY: LOOP_CTL_REMOVE takes an integer.
+    unsafe { ioctl::by_value(control, uapi::LOOP_CTL_REMOVE, index.into()) }.map(drop)
 }
 
 /// `LOOP_CTL_GET_FREE`: returns the lowest unbound index and creates the device if necessary. It does not reserve the index.
 pub(crate) fn get_free(control: impl AsFd) -> Result<u32> {
-    let fd = control.as_fd().as_raw_fd();
-    // SAFETY: LOOP_CTL_GET_FREE takes no argument.
-    let result = unsafe { loop_ctl_get_free(fd) };
-    Errno::result(result).map(|index| index as u32)
+    // SAFETY: LOOP_CTL_GET_FREE takes nothing.
+    unsafe { ioctl::by_value(control, uapi::LOOP_CTL_GET_FREE, 0) }
 }
 
 /// `LOOP_CONFIGURE` (Linux 5.8): binds the device to a file with all properties in one call.
 pub(crate) fn configure(device: impl AsFd, config: &loop_config) -> Result<()> {
-    let fd = device.as_fd().as_raw_fd();
-    // SAFETY: LOOP_CONFIGURE reads one `struct loop_config`, which `config` is.
-    let result = unsafe { loop_configure(fd, config) };
-    Errno::result(result).map(drop)
+    // SAFETY: LOOP_CONFIGURE reads one `struct loop_config`.
+    unsafe { ioctl::with(device, uapi::LOOP_CONFIGURE, *config) }.map(drop)
 }
 
 /// `LOOP_GET_STATUS64`. Returns ENXIO if the device is not bound.
 pub(crate) fn status(device: impl AsFd) -> Result<loop_info64> {
-    let fd = device.as_fd().as_raw_fd();
-    let mut info = empty_info();
-    // SAFETY: LOOP_GET_STATUS64 writes one `struct loop_info64`, which `info` is.
-    let result = unsafe { loop_get_status64(fd, &mut info) };
-    Errno::result(result).map(|_| info)
+    // SAFETY: LOOP_GET_STATUS64 writes one `struct loop_info64`.
+    unsafe { ioctl::with(device, uapi::LOOP_GET_STATUS64, empty_info()) }
 }
 
 /// `LOOP_SET_STATUS64`: changes the properties that may change while the device is bound, such as the AUTOCLEAR flag.
 pub(crate) fn set_status(device: impl AsFd, info: &loop_info64) -> Result<()> {
-    let fd = device.as_fd().as_raw_fd();
-    // SAFETY: LOOP_SET_STATUS64 reads one `struct loop_info64`, which `info` is.
-    let result = unsafe { loop_set_status64(fd, info) };
-    Errno::result(result).map(drop)
+    // SAFETY: LOOP_SET_STATUS64 reads one `struct loop_info64`.
+    unsafe { ioctl::with(device, uapi::LOOP_SET_STATUS64, *info) }.map(drop)
 }
 
 /// `LOOP_CLR_FD`: unbinds the device, immediately or at its last close, depending on the kernel version.
 pub(crate) fn clear(device: impl AsFd) -> Result<()> {
-    let fd = device.as_fd().as_raw_fd();
-    // SAFETY: LOOP_CLR_FD takes no argument.
-    let result = unsafe { loop_clr_fd(fd) };
-    Errno::result(result).map(drop)
+    // SAFETY: LOOP_CLR_FD takes nothing.
+    unsafe { ioctl::by_value(device, uapi::LOOP_CLR_FD, 0) }.map(drop)
 }
 
 /// Opens the device of a descriptor a second time, for reading, so that the kernel counts one opener more. Returns ENXIO while the
@@ -410,35 +375,26 @@ pub(crate) fn write_back(device: impl AsFd) -> Result<()> {
 
 /// `LOOP_SET_CAPACITY`: sets the capacity of the device to the current size of its file.
 pub(crate) fn set_capacity(device: impl AsFd) -> Result<()> {
-    let fd = device.as_fd().as_raw_fd();
-    // SAFETY: LOOP_SET_CAPACITY takes no argument.
-    let result = unsafe { loop_set_capacity(fd) };
-    Errno::result(result).map(drop)
+    // SAFETY: LOOP_SET_CAPACITY takes nothing.
+    unsafe { ioctl::by_value(device, uapi::LOOP_SET_CAPACITY, 0) }.map(drop)
 }
 
 /// `LOOP_SET_DIRECT_IO` (Linux 4.10): makes the device bypass the page cache of its file, or use it.
 pub(crate) fn set_direct_io(device: impl AsFd, enabled: bool) -> Result<()> {
-    let fd = device.as_fd().as_raw_fd();
-    // SAFETY: LOOP_SET_DIRECT_IO takes its argument by value.
-    let result = unsafe { loop_set_direct_io(fd, enabled.into()) };
-    Errno::result(result).map(drop)
+    // SAFETY: LOOP_SET_DIRECT_IO takes an integer.
+    unsafe { ioctl::by_value(device, uapi::LOOP_SET_DIRECT_IO, enabled.into()) }.map(drop)
 }
 
 /// `LOOP_SET_BLOCK_SIZE` (Linux 4.14): sets the logical block size, in bytes.
 pub(crate) fn set_block_size(device: impl AsFd, bytes: u32) -> Result<()> {
-    let fd = device.as_fd().as_raw_fd();
-    // SAFETY: LOOP_SET_BLOCK_SIZE takes its argument by value.
-    let result = unsafe { loop_set_block_size(fd, bytes.into()) };
-    Errno::result(result).map(drop)
+    // SAFETY: LOOP_SET_BLOCK_SIZE takes an integer.
+    unsafe { ioctl::by_value(device, uapi::LOOP_SET_BLOCK_SIZE, bytes.into()) }.map(drop)
 }
 
 /// `BLKGETSIZE64`: returns the size of the device in bytes.
 pub(crate) fn size(device: impl AsFd) -> Result<u64> {
-    let fd = device.as_fd().as_raw_fd();
-    let mut bytes = 0u64;
-    // SAFETY: BLKGETSIZE64 writes one u64.
-    let result = unsafe { blk_get_size64(fd, &mut bytes) };
-    Errno::result(result).map(|_| bytes)
+    // SAFETY: BLKGETSIZE64 writes one u64, although the header declares it with size_t.
+    unsafe { ioctl::with(device, block::BLKGETSIZE64, 0) }
 }
 
 /// `BLKSSZGET`: returns the logical block size in bytes.
@@ -449,9 +405,6 @@ pub(crate) fn logical_block_size(device: impl AsFd) -> Result<u32> {
 /// `BLKGETDISKSEQ` (Linux 5.15): returns a sequence number that is unique among all attachments on this machine since
 /// boot.
 pub(crate) fn disk_sequence(device: impl AsFd) -> Result<u64> {
-    let fd = device.as_fd().as_raw_fd();
-    let mut sequence = 0u64;
     // SAFETY: BLKGETDISKSEQ writes one u64.
-    let result = unsafe { blk_get_diskseq(fd, &mut sequence) };
-    Errno::result(result).map(|_| sequence)
+    unsafe { ioctl::with(device, block::BLKGETDISKSEQ, 0) }
 }

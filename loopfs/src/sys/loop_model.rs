@@ -17,15 +17,15 @@ use std::sync::{Arc, LazyLock, Mutex, PoisonError};
 use nix::errno::Errno;
 use nix::sys::memfd::{MFdFlags, memfd_create};
 
-use super::loop_abi::{
-    AUTOCLEAR, DIRECT_IO, DiscardLimit, PARTITION_SCAN, READ_ONLY, index_limit_of, loop_config, loop_info64,
-};
+use super::loop_abi::{AUTOCLEAR, DIRECT_IO, DiscardLimit, index_limit_of, loop_config, loop_info64};
 use super::result::Result;
 
-/// The process that makes a call. Each binding records its actor.
+/// The program that has bound a device.
 pub(crate) type Actor = u32;
 
-/// A process that uses the driver without this library.
+/// A program that uses the library.
+const LIBRARY: Actor = 0;
+/// A program that uses the driver without this library.
 pub(crate) const FOREIGN: Actor = 99;
 
 #[derive(Debug, Default)]
@@ -70,8 +70,6 @@ pub(crate) struct LoopModel {
     pub(crate) locked: BTreeSet<u32>,
     /// The devices whose file is on a dead file system.
     pub(crate) dead_files: BTreeSet<u32>,
-    /// The node of the first index opens the device of the second index.
-    pub(crate) wrong_node: Option<(u32, u32)>,
 }
 
 #[derive(Debug, Default)]
@@ -128,7 +126,6 @@ type SharedModel = Arc<Mutex<LoopModel>>;
 
 thread_local! {
     static MODEL: RefCell<SharedModel> = RefCell::default();
-    static ACTOR: RefCell<Actor> = const { RefCell::new(0) };
 }
 
 /// Models by control descriptor, for threads that share only the control descriptor with the thread of the model.
@@ -137,7 +134,6 @@ static BY_CONTROL: LazyLock<Mutex<HashMap<RawFd, SharedModel>>> = LazyLock::new(
 /// Gives this thread a new, empty model and configures it with `change`.
 pub(crate) fn reset(change: impl FnOnce(&mut LoopModel)) {
     MODEL.set(SharedModel::default());
-    ACTOR.set(0);
     with(change);
 }
 
@@ -147,14 +143,6 @@ pub(crate) fn with<T>(look: impl FnOnce(&mut LoopModel) -> T) -> T {
     let mut model = model.lock().unwrap_or_else(PoisonError::into_inner);
     model.reap();
     look(&mut model)
-}
-
-/// Runs `work` with `actor` as the actor of its calls.
-pub(crate) fn acting<T>(actor: Actor, work: impl FnOnce() -> T) -> T {
-    let before = ACTOR.replace(actor);
-    let result = work();
-    ACTOR.set(before);
-    result
 }
 
 impl LoopModel {
@@ -373,7 +361,6 @@ pub(crate) fn open_device(index: u32, writable: bool) -> Result<OwnedFd> {
     }
     with(|model| {
         model.enter("open", Some(index))?;
-        let index = model.wrong_node.filter(|(node, _)| *node == index).map_or(index, |(_, device)| device);
         let device = model.devices.get(&index).ok_or(Errno::ENOENT)?;
         if device.rundown {
             return Err(Errno::ENXIO);
@@ -440,10 +427,9 @@ pub(crate) fn spawn(
     name: &str,
     work: impl FnOnce() + Send + 'static,
 ) -> std::io::Result<std::thread::JoinHandle<()>> {
-    let (model, actor) = (MODEL.with_borrow(Arc::clone), ACTOR.with_borrow(|actor| *actor));
+    let model = MODEL.with_borrow(Arc::clone);
     std::thread::Builder::new().name(name.to_owned()).spawn(move || {
         MODEL.set(model);
-        ACTOR.set(actor);
         work();
     })
 }
@@ -481,19 +467,13 @@ pub(crate) fn attribute_bytes(index: u32, name: &str) -> Result<Vec<u8>> {
     with(|model| {
         let bound =
             model.devices.get(&index).and_then(|device| device.bound.as_ref()).ok_or(Errno::ENOENT)?;
-        let flag = |flag| u32::from(bound.info.lo_flags & flag != 0).to_string();
         Ok(match name {
             "loop/backing_file" => {
                 let path = std::fs::read_link(format!("/proc/self/fd/{}", bound.file.as_raw_fd()));
                 path.or(Err(Errno::EIO))?.display().to_string()
             }
-            "loop/offset" => bound.info.lo_offset.to_string(),
-            "loop/sizelimit" => bound.info.lo_sizelimit.to_string(),
-            "loop/autoclear" => flag(AUTOCLEAR),
-            "loop/partscan" => flag(PARTITION_SCAN),
-            "loop/dio" => flag(DIRECT_IO),
-            "ro" => flag(READ_ONLY),
-            "queue/logical_block_size" => bound.block_size.to_string(),
+            "loop/autoclear" => u32::from(bound.info.lo_flags & AUTOCLEAR != 0).to_string(),
+            // Only kernel tests read the others.
             _ => return Err(Errno::ENOENT),
         }
         .into_bytes())
@@ -609,7 +589,7 @@ pub(crate) fn configure(device: impl AsFd, config: &loop_config) -> Result<()> {
     with(|model| {
         let index = model.index_of(device)?;
         model.enter("configure", Some(index))?;
-        model.bind(index, config, ACTOR.with_borrow(|actor| *actor))
+        model.bind(index, config, LIBRARY)
     })
 }
 
@@ -638,12 +618,10 @@ pub(crate) fn set_status(device: impl AsFd, info: &loop_info64) -> Result<()> {
 }
 
 pub(crate) fn clear(device: impl AsFd) -> Result<()> {
-    let actor = ACTOR.with_borrow(|actor| *actor);
     with(|model| {
         let (index, bound) = model.bound_of("clear", device)?;
-        if bound.owner != actor {
-            let violation = format!("{actor} detached loop{index}, which {} had bound", bound.owner);
-            model.violations.push(violation);
+        if bound.owner != LIBRARY {
+            model.violations.push(format!("the library detached loop{index} of another program"));
             return Ok(());
         }
         let alone = model.openers(index) == 1;
@@ -667,26 +645,13 @@ pub(crate) fn set_capacity(device: impl AsFd) -> Result<()> {
     with(|model| model.bound_of("set_capacity", device).map(|(_, bound)| bound.refresh()))
 }
 
-pub(crate) fn set_direct_io(device: impl AsFd, enabled: bool) -> Result<()> {
-    with(|model| {
-        let (_, bound) = model.bound_of("set_direct_io", device)?;
-        bound.info.lo_flags &= !DIRECT_IO;
-        if enabled {
-            bound.info.lo_flags |= DIRECT_IO;
-        }
-        Ok(())
-    })
+/// Only kernel tests make this call and the next one.
+pub(crate) fn set_direct_io(_device: impl AsFd, _enabled: bool) -> Result<()> {
+    Err(Errno::ENOSYS)
 }
 
-pub(crate) fn set_block_size(device: impl AsFd, bytes: u32) -> Result<()> {
-    with(|model| {
-        let (_, bound) = model.bound_of("set_block_size", device)?;
-        if !bytes.is_power_of_two() || !(512..=4096).contains(&bytes) {
-            return Err(Errno::EINVAL);
-        }
-        bound.block_size = bytes;
-        Ok(())
-    })
+pub(crate) fn set_block_size(_device: impl AsFd, _bytes: u32) -> Result<()> {
+    Err(Errno::ENOSYS)
 }
 
 pub(crate) fn size(device: impl AsFd) -> Result<u64> {

@@ -2,12 +2,11 @@
 
 use std::os::fd::{AsFd, AsRawFd};
 
-use ioctl_sys::ioctl;
 use linux_raw_sys::general::file_clone_range;
 use linux_raw_sys::ioctl::FICLONERANGE;
-use nix::errno::Errno;
 use rustix::fs::ioctl_ficlone;
 
+use super::ioctl;
 use super::result::{Result, errno};
 
 /// `FICLONE` (Linux 4.5): makes `target`, which must be open for writing, share all blocks of `source`. Returns
@@ -16,25 +15,12 @@ pub(crate) fn clone(source: impl AsFd, target: impl AsFd) -> Result<()> {
     ioctl_ficlone(target, source).map_err(errno)
 }
 
-ioctl!(bad write ficlonerange with FICLONERANGE; file_clone_range);
-
 /// `FICLONERANGE`: makes `target` share the blocks of `source` from `offset` to the end, at the same offset. `offset` must
 /// be a multiple of the file system's block size.
 pub(crate) fn clone_rest(source: impl AsFd, offset: u64, target: impl AsFd) -> Result<()> {
-    let (source, target) = (source.as_fd().as_raw_fd(), target.as_fd().as_raw_fd());
+    let source = source.as_fd().as_raw_fd();
     let range =
         file_clone_range { src_fd: source.into(), src_offset: offset, src_length: 0, dest_offset: offset };
     // SAFETY: FICLONERANGE reads one `struct file_clone_range`.
-    let result = unsafe { ficlonerange(target, &range) };
-    Errno::result(result).map(drop)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_request_matches_the_kernel_headers() {
-        assert_eq!(ioctl_sys::iow!(0x94, 13, size_of::<file_clone_range>()), FICLONERANGE);
-    }
+    unsafe { ioctl::with(target, FICLONERANGE, range) }.map(drop)
 }

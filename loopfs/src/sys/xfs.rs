@@ -1,10 +1,10 @@
 //! ioctls that only XFS has (xfs_fs.h of xfsprogs, ioctl_xfs_fsop_geometry(2)).
 
-use std::os::fd::{AsFd, AsRawFd};
+use std::os::fd::AsFd;
 
-use ioctl_sys::ioctl;
-use nix::errno::Errno;
+use rustix::ioctl::opcode;
 
+use super::ioctl;
 use super::result::Result;
 
 /// `struct xfs_fsop_geom_v1`: the oldest form of the call, which every kernel supports.
@@ -62,33 +62,28 @@ pub(crate) const REFLINK: u32 = 1 << 20;
 /// `XFS_FSOP_GEOM_FLAGS_BIGTIME`.
 pub(crate) const BIGTIME: u32 = 1 << 21;
 
-ioctl!(read xfs_ioc_fsgeometry_v1 with b'X', 100; Geometry);
+const XFS_IOC_FSGEOMETRY_V1: u32 = opcode::read::<Geometry>(b'X', 100);
 
 /// `XFS_IOC_FSGEOMETRY_V1`. Returns ENOTTY or another errno if the file system is not XFS.
 pub(crate) fn geometry(file: impl AsFd) -> Result<Geometry> {
-    let fd = file.as_fd().as_raw_fd();
-    let mut geometry = Geometry::default();
     // SAFETY: XFS_IOC_FSGEOMETRY_V1 writes one `struct xfs_fsop_geom_v1`.
-    let result = unsafe { xfs_ioc_fsgeometry_v1(fd, &mut geometry) };
-    Errno::result(result).map(|_| geometry)
+    unsafe { ioctl::with(file, XFS_IOC_FSGEOMETRY_V1, Geometry::default()) }
 }
 
 // The header declares the request as "read", although the kernel reads the argument.
-ioctl!(read xfs_ioc_free_eofblocks with b'X', 58; EofBlocks);
+const XFS_IOC_FREE_EOFBLOCKS: u32 = opcode::read::<EofBlocks>(b'X', 58);
 
 /// `XFS_IOC_FREE_EOFBLOCKS` for the files of one project: frees their post-EOF blocks, and then waits until the kernel has
 /// freed every deleted inode of the file system (inodegc).
 pub(crate) fn free_eof_blocks(file: impl AsFd, project: u32) -> Result<()> {
-    let fd = file.as_fd().as_raw_fd();
-    let mut scan = EofBlocks {
+    let scan = EofBlocks {
         version: XFS_EOFBLOCKS_VERSION,
         flags: XFS_EOF_FLAGS_PRID,
         prid: project,
         ..EofBlocks::default()
     };
     // SAFETY: XFS_IOC_FREE_EOFBLOCKS reads one `struct xfs_fs_eofblocks`.
-    let result = unsafe { xfs_ioc_free_eofblocks(fd, &mut scan) };
-    Errno::result(result).map(drop)
+    unsafe { ioctl::with(file, XFS_IOC_FREE_EOFBLOCKS, scan) }.map(drop)
 }
 
 /// `struct xfs_ag_geometry`.
@@ -108,30 +103,14 @@ pub(crate) struct GroupGeometry {
 }
 
 #[cfg(feature = "volume-store")]
-ioctl!(readwrite xfs_ioc_ag_geometry with b'X', 61; GroupGeometry);
+const XFS_IOC_AG_GEOMETRY: u32 = opcode::read_write::<GroupGeometry>(b'X', 61);
 
 /// `XFS_IOC_AG_GEOMETRY` (Linux 5.2): the counts of one allocation group. Waits for a transaction that changes them.
 #[cfg(feature = "volume-store")]
 pub(crate) fn group_geometry(file: impl AsFd, number: u32) -> Result<GroupGeometry> {
-    let fd = file.as_fd().as_raw_fd();
-    let mut group = GroupGeometry { number, ..GroupGeometry::default() };
+    let group = GroupGeometry { number, ..GroupGeometry::default() };
     // SAFETY: XFS_IOC_AG_GEOMETRY reads and writes one `struct xfs_ag_geometry`.
-    let result = unsafe { xfs_ioc_ag_geometry(fd, &mut group) };
-    Errno::result(result).map(|_| group)
-}
-
-#[cfg(feature = "__tests")]
-ioctl!(read xfs_ioc_goingdown with b'X', 125; u32);
-
-/// `XFS_IOC_GOINGDOWN` with `XFS_FSOP_GOING_FLAGS_NOLOGFLUSH`. Returns EPERM without `CAP_SYS_ADMIN`.
-#[cfg(feature = "__tests")]
-pub(crate) fn go_down(file: impl AsFd) -> Result<()> {
-    const NO_LOG_FLUSH: u32 = 2;
-    let fd = file.as_fd().as_raw_fd();
-    let mut flags = NO_LOG_FLUSH;
-    // SAFETY: XFS_IOC_GOINGDOWN reads one u32.
-    let result = unsafe { xfs_ioc_goingdown(fd, &mut flags) };
-    Errno::result(result).map(drop)
+    unsafe { ioctl::with(file, XFS_IOC_AG_GEOMETRY, group) }
 }
 
 /// `struct xfs_fsop_counts`.
@@ -144,16 +123,13 @@ pub(crate) struct FilesystemCounts {
     pub(crate) allocated_inodes: u64,
 }
 
-ioctl!(read xfs_ioc_fscounts with b'X', 113; FilesystemCounts);
+const XFS_IOC_FSCOUNTS: u32 = opcode::read::<FilesystemCounts>(b'X', 113);
 
 /// `XFS_IOC_FSCOUNTS`: returns the counts of the whole file system, even in a directory where statfs(2) returns those of a
 /// project. Returns ENOTTY if the file system is not XFS.
 pub(crate) fn counts(file: impl AsFd) -> Result<FilesystemCounts> {
-    let fd = file.as_fd().as_raw_fd();
-    let mut counts = FilesystemCounts::default();
     // SAFETY: XFS_IOC_FSCOUNTS writes one `struct xfs_fsop_counts`.
-    let result = unsafe { xfs_ioc_fscounts(fd, &mut counts) };
-    Errno::result(result).map(|_| counts)
+    unsafe { ioctl::with(file, XFS_IOC_FSCOUNTS, FilesystemCounts::default()) }
 }
 
 /// `struct xfs_growfs_data`.
@@ -164,40 +140,33 @@ pub(crate) struct GrowData {
     pub(crate) imaxpct: u32,
 }
 
-ioctl!(write xfs_ioc_fsgrowfsdata with b'X', 110; GrowData);
+const XFS_IOC_FSGROWFSDATA: u32 = opcode::write::<GrowData>(b'X', 110);
 
 /// `XFS_IOC_FSGROWFSDATA`: expands the data section to `blocks` blocks, or to fewer if the last allocation group would be
 /// too small. `imaxpct` is the share of the space for inodes, which the call sets as well.
 pub(crate) fn grow_data(file: impl AsFd, blocks: u64, imaxpct: u32) -> Result<()> {
-    let fd = file.as_fd().as_raw_fd();
     let grow = GrowData { newblocks: blocks, imaxpct };
     // SAFETY: XFS_IOC_FSGROWFSDATA reads one `struct xfs_growfs_data`.
-    let result = unsafe { xfs_ioc_fsgrowfsdata(fd, &grow) };
-    Errno::result(result).map(drop)
+    unsafe { ioctl::with(file, XFS_IOC_FSGROWFSDATA, grow) }.map(drop)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    /// The numbers encode the sizes of the structures. strace shows these.
     #[test]
-    fn layout_matches_xfs_fs_h() {
-        assert_eq!(size_of::<Geometry>(), 112);
+    fn layouts_match_xfs_fs_h() {
         assert_eq!(std::mem::offset_of!(Geometry, uuid), 64);
-        // _IOR('X', 100, struct xfs_fsop_geom_v1) as strace shows it.
-        assert_eq!(ioctl_sys::ior!(b'X', 100, size_of::<Geometry>()), 0x8070_5864);
-        assert_eq!(size_of::<EofBlocks>(), 128);
+        assert_eq!(XFS_IOC_FSGEOMETRY_V1, 0x8070_5864);
         assert_eq!(std::mem::offset_of!(EofBlocks, min_file_size), 24);
-        // _IOR('X', 125, __uint32_t): XFS_IOC_GOINGDOWN.
-        assert_eq!(ioctl_sys::ior!(b'X', 125, size_of::<u32>()), 0x8004_587d);
-        assert_eq!(ioctl_sys::iow!(b'X', 110, size_of::<GrowData>()), 0x4010_586e);
+        assert_eq!(XFS_IOC_FREE_EOFBLOCKS, 0x8080_583a);
+        assert_eq!(XFS_IOC_FSGROWFSDATA, 0x4010_586e);
+        assert_eq!(XFS_IOC_FSCOUNTS, 0x8020_5871);
         #[cfg(feature = "volume-store")]
         {
-            assert_eq!(size_of::<GroupGeometry>(), 128);
             assert_eq!(std::mem::offset_of!(GroupGeometry, reserved), 32);
-            assert_eq!(ioctl_sys::iorw!(b'X', 61, size_of::<GroupGeometry>()), 0xc080_583d);
+            assert_eq!(XFS_IOC_AG_GEOMETRY, 0xc080_583d);
         }
-        assert_eq!(size_of::<FilesystemCounts>(), 32);
-        assert_eq!(ioctl_sys::ior!(b'X', 113, size_of::<FilesystemCounts>()), 0x8020_5871);
     }
 }

@@ -2,7 +2,7 @@ use std::fs::{self, File};
 use std::io::{Read, Seek, SeekFrom, Write};
 use std::num::NonZeroU64;
 use std::os::fd::AsFd;
-use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::OpenOptionsExt;
 use std::sync::Barrier;
 use std::time::Duration;
 
@@ -433,26 +433,6 @@ fn a_requested_index_is_used() {
         control.attach(image.as_fd(), &any).unwrap().index() < 65536,
         "as low as other programs' devices"
     );
-    assert_eq!(control.detach_all(image.as_fd()).unwrap(), Detach::Detached);
-}
-
-#[test]
-fn a_missing_node_can_be_created() {
-    let control = LoopControl::open().unwrap();
-    let directory = directory();
-    let image = image(directory.path(), "image", MIB);
-    let device = control.attach(image.as_fd(), &AttachOptions::new(Access::ReadWrite)).unwrap();
-    // The nodes are created on a tmpfs that is not mounted nodev.
-    let nodes = scratch();
-    device.make_node(File::open(nodes.path()).unwrap().as_fd(), "disk", 0o600).unwrap();
-    let node = nodes.path().join("disk");
-    let metadata = std::fs::metadata(&node).unwrap();
-    assert!(metadata.file_type().is_block_device());
-    assert_eq!(metadata.mode() & 0o777, 0o600);
-    assert_eq!(LoopDevice::open_path(&node).unwrap().binding(), device.binding());
-    let again = device.make_node(File::open(nodes.path()).unwrap().as_fd(), "disk", 0o600);
-    assert_eq!(again.unwrap_err().kind(), ErrorKind::AlreadyExists);
-    drop(device);
     assert_eq!(control.detach_all(image.as_fd()).unwrap(), Detach::Detached);
 }
 

@@ -113,7 +113,7 @@ fn retries_do_not_block_other_programs() {
 fn a_wrong_device_node_is_refused() {
     let leaks = Leaks::watch();
     let directory = directory();
-    let image = image(directory.path(), "image", MIB);
+    let [image, other] = ["image", "other"].map(|name| image(directory.path(), name, MIB));
     let control = LoopControl::open().unwrap();
     let exact = |index| AttachOptions::new(Access::ReadWrite).index(IndexPolicy::Exact(index));
     // Creates both devices and leaves them idle.
@@ -123,12 +123,24 @@ fn a_wrong_device_node_is_refused() {
     }
     let nothing = None::<&str>;
     mount(Some("/dev/loop50001"), "/dev/loop50000", nothing, MsFlags::MS_BIND, nothing).unwrap();
-    let attached = control.attach(image.as_fd(), &exact(50_000));
+    let attached = control.attach(image.as_fd(), &exact(50_000)).map(drop);
+    let bound = LoopDevice::open_index(50_001).map(drop);
+    let opened = unmanaged::Device::open_index(50_000, Access::ReadWrite).map(drop);
+    // With a file at the device of the node, the status names that device.
+    let other = control.attach(other.as_fd(), &exact(50_001));
+    let status = LoopDevice::open_index(50_000).map(drop);
     umount("/dev/loop50000").unwrap();
-    let error = attached.unwrap_err().to_string();
-    assert!(error.contains("/dev/loop50000: the node has the number 7:50001"), "{error}");
+    for (result, cause) in [
+        (attached, "the node has the number 7:50001"),
+        (opened, "the node has the number 7:50001"),
+        (status, "the node belongs to loop50001"),
+    ] {
+        let error = result.unwrap_err().to_string();
+        assert!(error.contains(&format!("/dev/loop50000: {cause}")), "{error}");
+    }
     assert!(control.find(image.as_fd()).unwrap().is_empty());
-    assert_eq!(LoopDevice::open_index(50_001).unwrap_err().kind(), ErrorKind::NotFound);
+    assert_eq!(bound.unwrap_err().kind(), ErrorKind::NotFound);
+    assert_eq!(control.detach(other.unwrap()).unwrap(), Detach::Detached);
     leaks.check();
 }
 

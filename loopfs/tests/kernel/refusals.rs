@@ -1,9 +1,9 @@
 //! Tests that provoke the errors of loop devices, mounts and the store and check their messages. Those of
 //! quotas are in `quota_refusals`.
 
-use std::fs::{File, Permissions};
+use std::fs::File;
 use std::os::fd::AsFd;
-use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt, PermissionsExt, symlink};
+use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt, symlink};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -198,32 +198,6 @@ fn a_foreign_file_refreshes_no_capacity() {
     let device = control.attach(image.as_fd(), &AttachOptions::new(READ_WRITE)).unwrap();
     assert_refused(device.refresh_capacity(&other), ErrorKind::InvalidInput, None);
     assert_eq!(device.status().unwrap().size, Bytes(MIB));
-    drop(device);
-    assert_eq!(control.detach_all(image.as_fd()).unwrap(), Detach::Detached);
-}
-
-/// Creating a node needs a capability, and opening it needs a mount without nodev.
-#[test]
-fn nodes_need_capability_and_mount() {
-    let control = LoopControl::open().unwrap();
-    let directory = directory();
-    let image = image(directory.path(), "image", MIB);
-    let device = control.attach(image.as_fd(), &AttachOptions::new(READ_WRITE)).unwrap();
-    let (nodev, nodes) = (File::open(directory.path()).unwrap(), scratch());
-    device.make_node(nodev.as_fd(), "node", 0o666).unwrap();
-    let refused = File::open(directory.path().join("node")).unwrap_err();
-    assert_eq!(refused.raw_os_error(), Some(libc::EACCES), "the XFS of the tests is mounted nodev");
-
-    std::fs::set_permissions(nodes.path(), Permissions::from_mode(0o777)).unwrap();
-    let target = File::open(nodes.path()).unwrap();
-    std::thread::scope(|scope| {
-        // Linux keeps credentials per thread. Changing the file system user also drops CAP_MKNOD.
-        scope.spawn(|| {
-            nix::unistd::setfsuid(nix::unistd::Uid::from_raw(1000));
-            let made = device.make_node(target.as_fd(), "node", 0o600);
-            assert_refused(made, ErrorKind::PermissionDenied, Some(Errno::EPERM));
-        });
-    });
     drop(device);
     assert_eq!(control.detach_all(image.as_fd()).unwrap(), Detach::Detached);
 }

@@ -47,10 +47,6 @@ pub(super) enum Call {
         handle: Handle,
         file: usize,
     },
-    SetDiscard {
-        handle: Handle,
-        enabled: bool,
-    },
     Status {
         handle: Handle,
     },
@@ -71,7 +67,6 @@ impl Call {
             Self::Detach { handle, .. }
             | Self::CancelDetach { handle }
             | Self::RefreshCapacity { handle, .. }
-            | Self::SetDiscard { handle, .. }
             | Self::Status { handle }
             | Self::Close { handle } => Some(*handle),
             _ => None,
@@ -145,7 +140,7 @@ impl Request {
     }
 }
 
-pub(super) fn discard(enabled: bool) -> Discard {
+fn discard(enabled: bool) -> Discard {
     if enabled { Discard::Enabled } else { Discard::Disabled }
 }
 
@@ -230,7 +225,6 @@ pub(super) enum Failure {
     AlreadyExists,
     Busy,
     NoSpace,
-    NotHonoured,
     Other,
 }
 
@@ -240,7 +234,6 @@ impl From<loopfs::Error> for Reply {
             ErrorKind::AlreadyExists => Failure::AlreadyExists,
             ErrorKind::Busy => Failure::Busy,
             ErrorKind::NoSpace => Failure::NoSpace,
-            ErrorKind::NotHonoured => Failure::NotHonoured,
             _ => Failure::Other,
         };
         Self::Failed { kind, message: format!("{:?}: {error}", error.kind()) }

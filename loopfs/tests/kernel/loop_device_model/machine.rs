@@ -129,7 +129,6 @@ impl Machine {
                 let (handle, file) = handle(nth)?;
                 Call::RefreshCapacity { handle, file }
             }
-            PlannedCall::SetDiscard { nth, enabled } => Call::SetDiscard { handle: handle(nth)?.0, enabled },
             PlannedCall::Status { nth } => Call::Status { handle: handle(nth)?.0 },
             PlannedCall::Close { nth } => Call::Close { handle: handle(nth)?.0 },
             PlannedCall::RemoveIdle { keep } => Call::RemoveIdle { keep },

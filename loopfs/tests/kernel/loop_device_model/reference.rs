@@ -179,13 +179,6 @@ impl State {
                 };
                 states.into_iter().filter(is_right).collect()
             }
-            (Call::SetDiscard { handle, enabled }, Reply::Done) => {
-                self.with_handle(*handle, |device| device.attachment.discard = *enabled)
-            }
-            // Newer kernels keep discards disabled.
-            (Call::SetDiscard { enabled: true, .. }, Reply::Failed { kind: Failure::NotHonoured, .. }) => {
-                vec![self.clone()]
-            }
             (Call::Close { handle }, Reply::Done) => {
                 vec![self.without_users(|user| *user == User::Handle(*handle))]
             }
@@ -254,9 +247,6 @@ impl State {
                 states.extend(self.with_handle(*handle, |device| {
                     device.attachment.size = device.attachment.mapping.size(size);
                 }));
-            }
-            Call::SetDiscard { handle, .. } => {
-                states.extend(self.with_handle(*handle, |device| device.discard_is_known = false));
             }
             Call::Find { .. } | Call::List | Call::Status { .. } | Call::Close { .. } => {}
             Call::RemoveIdle { .. } | Call::UseUpRange => {}

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use loopfs::loop_device::{Access, Detach, LoopControl, LoopDevice, PoolOptions};
 use nix::fcntl::{FcntlArg, OFlag, fcntl};
 
-use super::calls::{Attachment, Call, Handle, Reply, discard};
+use super::calls::{Attachment, Call, Handle, Reply};
 use super::{FILES, RANGE, file_path};
 use crate::environment::this_test_again;
 
@@ -163,9 +163,6 @@ impl Process {
                 let size = device.refresh_capacity(self.open(file));
                 self.devices().insert(handle, device);
                 size.map(|size| Reply::Size(size.0))
-            }
-            Call::SetDiscard { handle, enabled } => {
-                self.with(handle, |device| device.set_discard(discard(enabled)))
             }
             Call::Status { handle } => {
                 let device = self.take(handle);

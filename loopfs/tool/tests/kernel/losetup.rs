@@ -11,6 +11,7 @@ use std::process::{Command, Output};
 
 use loopfs::loop_device::{LoopControl, unmanaged};
 use nix::mount::MsFlags;
+use nix::sys::stat::{Mode, SFlag, mknod};
 
 use crate::environment::{Leaks, directory, image, linux_at_least, path_from};
 use crate::namespaces::{no_loop_nodes, with_static_dev};
@@ -361,9 +362,11 @@ fn removing_a_bound_device_fails() {
     assert!(Program::ours().run(path, &["-f", "a.img"]).status.success());
     let image = File::open(path.join("a.img")).unwrap();
     let devices = || LoopControl::open().unwrap().find(&image).unwrap();
-    devices()[0].make_node(File::open("/dev").unwrap(), NODE, 0o600).unwrap();
+    let number = devices()[0].device_number().unwrap().to_raw();
+    let node = Path::new("/dev").join(NODE);
+    mknod(&node, SFlag::S_IFBLK, Mode::S_IRUSR | Mode::S_IWUSR, number).unwrap();
     let output = Program::ours().run(path, &["--remove", NODE]);
-    std::fs::remove_file(Path::new("/dev").join(NODE)).unwrap();
+    std::fs::remove_file(&node).unwrap();
     assert_eq!(output.status.code(), Some(1), "{output:?}");
     assert_eq!(devices().len(), 1);
     drop(directory);
