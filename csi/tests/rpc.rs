@@ -336,14 +336,6 @@ fn unpublishing_keeps_foreign_files() {
     fixture.stop();
 }
 
-#[test]
-fn unimplemented_calls_name_their_capability() {
-    let fixture = fixture();
-    let response = fixture.driver.controller_modify_volume(Default::default());
-    assert_refused(response, Code::Unimplemented, &["MODIFY_VOLUME"]);
-    fixture.stop();
-}
-
 #[rstest]
 #[case::negative(-1, 0, Code::InvalidArgument)]
 #[case::negative_limit(0, i64::MIN, Code::InvalidArgument)]

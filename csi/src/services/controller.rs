@@ -304,24 +304,6 @@ impl Controller for ControllerService {
         Ok(Response::new(wire::ControllerGetCapabilitiesResponse { capabilities }))
     }
 
-    async fn controller_publish_volume(
-        &self,
-        _request: Request<wire::ControllerPublishVolumeRequest>,
-    ) -> Result<Response<wire::ControllerPublishVolumeResponse>, Status> {
-        Err(unimplemented(
-            "volumes are local to their node, so there is nothing to attach: PUBLISH_UNPUBLISH_VOLUME",
-        ))
-    }
-
-    async fn controller_unpublish_volume(
-        &self,
-        _request: Request<wire::ControllerUnpublishVolumeRequest>,
-    ) -> Result<Response<wire::ControllerUnpublishVolumeResponse>, Status> {
-        Err(unimplemented(
-            "volumes are local to their node, so there is nothing to attach: PUBLISH_UNPUBLISH_VOLUME",
-        ))
-    }
-
     async fn create_snapshot(
         &self,
         request: Request<wire::CreateSnapshotRequest>,
@@ -389,17 +371,6 @@ impl Controller for ControllerService {
         })
         .await
     }
-
-    async fn controller_modify_volume(
-        &self,
-        _request: Request<wire::ControllerModifyVolumeRequest>,
-    ) -> Result<Response<wire::ControllerModifyVolumeResponse>, Status> {
-        Err(unimplemented("the parameters of a volume are fixed at its creation: MODIFY_VOLUME"))
-    }
-}
-
-fn unimplemented(capability: &str) -> Status {
-    Status::unimplemented(format!("{capability} is not a capability of this driver"))
 }
 
 impl ControllerService {

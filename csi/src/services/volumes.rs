@@ -1,7 +1,6 @@
 //! The service for the provisioner of this node, on the control socket.
 
 use std::collections::HashMap;
-use std::pin::Pin;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -14,9 +13,10 @@ use loopfs::volume_store::{
 };
 use loopfs::{Bytes, ErrorKind, FilesystemUuid};
 use tokio::sync::mpsc;
+use tokio_stream::iter;
 use tokio_stream::wrappers::ReceiverStream;
-use tokio_stream::{Stream, iter};
 use tokio_util::sync::CancellationToken;
+use tonic::codegen::BoxStream;
 use tonic::{Request, Response, Status, async_trait};
 
 use super::controller;
@@ -59,19 +59,12 @@ impl VolumesService {
     }
 }
 
-/// A stream of messages.
-type Messages<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
-
 #[async_trait]
 impl VolumesRpc for VolumesService {
-    type WatchStream = ReceiverStream<Result<wire::NodeState, Status>>;
-    type ListStream = Messages<wire::ListPage>;
-    type ListForeignFilesStream = Messages<wire::ForeignFiles>;
-
     async fn watch(
         &self,
         _request: Request<wire::WatchRequest>,
-    ) -> Result<Response<Self::WatchStream>, Status> {
+    ) -> Result<Response<BoxStream<wire::NodeState>>, Status> {
         let (sender, states) = mpsc::channel(1);
         let (monitor, mut changes, stop) =
             (Arc::clone(&self.monitor), self.changes.subscribe(), self.stop.clone());
@@ -95,7 +88,7 @@ impl VolumesRpc for VolumesService {
             };
             stop.run_until_cancelled(watching).await;
         });
-        Ok(Response::new(ReceiverStream::new(states)))
+        Ok(Response::new(Box::pin(ReceiverStream::new(states))))
     }
 
     async fn create(
@@ -187,7 +180,10 @@ impl VolumesRpc for VolumesService {
         .await
     }
 
-    async fn list(&self, request: Request<wire::ListRequest>) -> Result<Response<Self::ListStream>, Status> {
+    async fn list(
+        &self,
+        request: Request<wire::ListRequest>,
+    ) -> Result<Response<BoxStream<wire::ListPage>>, Status> {
         let only_pending = request.into_inner().only_pending;
         rpc::traced("List", RpcKind::ReadOnly, "", async {
             let work = move |volumes: &Volumes| {
@@ -204,7 +200,7 @@ impl VolumesRpc for VolumesService {
             };
             let (filesystem, listed) = self.operations.locked_unless_hanging([], work).await?;
             let pages = pages(filesystem, listed).into_iter().map(Ok);
-            Ok(Box::pin(iter(pages)) as Self::ListStream)
+            Ok(Box::pin(iter(pages)) as BoxStream<wire::ListPage>)
         })
         .await
     }
@@ -249,7 +245,7 @@ impl VolumesRpc for VolumesService {
     async fn list_foreign_files(
         &self,
         _request: Request<wire::ListForeignFilesRequest>,
-    ) -> Result<Response<Self::ListForeignFilesStream>, Status> {
+    ) -> Result<Response<BoxStream<wire::ForeignFiles>>, Status> {
         let found = self.foreign_files.found().into_iter().map(|found| Ok(foreign_files(found)));
         Ok(Response::new(Box::pin(iter(found))))
     }
