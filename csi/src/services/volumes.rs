@@ -1,6 +1,7 @@
 //! The service for the provisioner of this node, on the control socket.
 
 use std::collections::HashMap;
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -11,7 +12,7 @@ use csi_wire::{Settings, SettingsError, reserved, volumes as wire};
 use loopfs::volume_store::{
     Annotations, ChargedTo, OwnedContentSource, SnapshotId, VolumeId, VolumeKind, VolumeSpec,
 };
-use loopfs::{Bytes, ErrorKind, FilesystemUuid};
+use loopfs::{Bytes, FilesystemUuid};
 use tokio::sync::mpsc;
 use tokio_stream::iter;
 use tokio_stream::wrappers::ReceiverStream;
@@ -20,9 +21,9 @@ use tonic::codegen::BoxStream;
 use tonic::{Request, Response, Status, async_trait};
 
 use super::controller;
-use super::rpc::{self, RpcKind, VolumeOperations, Volumes, WhileCalled};
+use super::rpc::{self, RpcKind, VolumeOperations, Volumes, WhileCalled, found};
 use crate::changes::{ChangeCounts, Changes};
-use crate::custody::{self, CustodyPath};
+use crate::custody;
 use crate::error::{Error, InvalidRequest, Result};
 use crate::foreign_files::{ForeignFileSearch, FoundFiles};
 use crate::locks::{LockMode, OperationObject};
@@ -42,7 +43,7 @@ pub(crate) struct VolumesService {
     changes: Arc<Changes>,
     foreign_files: Arc<ForeignFileSearch>,
     /// Locked while the record of custody is read and replaced.
-    custody: Arc<Mutex<CustodyPath>>,
+    custody: Arc<Mutex<PathBuf>>,
     stop: CancellationToken,
 }
 
@@ -52,7 +53,7 @@ impl VolumesService {
         monitor: Arc<StorageMonitor>,
         changes: Arc<Changes>,
         foreign_files: Arc<ForeignFileSearch>,
-        custody: CustodyPath,
+        custody: PathBuf,
         stop: CancellationToken,
     ) -> Self {
         Self { operations, monitor, changes, foreign_files, custody: Arc::new(Mutex::new(custody)), stop }
@@ -168,11 +169,8 @@ impl VolumesRpc for VolumesService {
             let work = move |volumes: &Volumes| {
                 let publisher = volumes.monitor.verified()?;
                 require_filesystem(&publisher, filesystem)?;
-                match publisher.store().confirm(&id) {
-                    // Confirming a volume that does not exist succeeds.
-                    Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
-                    confirmed => Ok(confirmed?),
-                }
+                // Confirming a volume that does not exist succeeds.
+                found(publisher.store().confirm(&id)).map(drop)
             };
             self.operations.locked_unless_hanging([], work).await?;
             Ok(wire::ConfirmResponse {})
@@ -295,7 +293,7 @@ fn new_volume(request: wire::CreateRequest) -> Result<NewVolume> {
 fn create(volumes: &Volumes, new: &NewVolume, is_wanted: &dyn Fn() -> bool) -> Result<wire::CreateResponse> {
     let publisher = volumes.monitor.verified()?;
     // The volume of an interrupted attempt is pending: nothing has written to it but the attempt.
-    let held_data = match controller::existing(&publisher, &new.volume)? {
+    let held_data = match found(publisher.store().volume(&new.volume))? {
         Some(volume) => !volume.is_pending()? && volume.holds_data()?,
         None => false,
     };
