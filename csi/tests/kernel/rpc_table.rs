@@ -39,6 +39,8 @@ impl Subject {
 /// The result of a call. It contains only the parts that are equal for repeated calls.
 type CallResult = Result<String, Status>;
 
+type Call = dyn Fn(&Client, &Subject) -> CallResult + Sync;
+
 struct Rpc {
     name: &'static str,
     /// Creates the state that the call changes or reads.
@@ -46,7 +48,7 @@ struct Rpc {
     /// Returns `true` if the node is in the state that the call establishes.
     is_done: fn(&Fixture, &Subject) -> bool,
     malformed_name: MalformedName,
-    call: Box<dyn Fn(&Client, &Subject) -> CallResult + Sync>,
+    call: Box<Call>,
 }
 
 /// The expected result of a call with a malformed name.
