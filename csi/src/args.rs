@@ -70,18 +70,12 @@ pub struct Args {
 
 #[cfg(test)]
 mod tests {
-    use clap::CommandFactory;
     use rstest::rstest;
 
     use super::*;
 
     const BASE: [&str; 5] =
         ["loopfs-csi", "--driver-name=a.b", "--node-name=n", "--data-dir=/d", "--endpoint=unix:///s"];
-
-    #[test]
-    fn the_command_line_definition_is_valid() {
-        Args::command().debug_assert();
-    }
 
     #[test]
     fn registration_requires_the_kubelet_csi_socket() {

@@ -15,29 +15,12 @@ use crate::services::VolumeOperations;
 use crate::storage::StorageMonitor;
 
 /// The findings of the latest check.
-#[derive(Debug, Default)]
-pub(crate) struct ConditionFindings {
+#[derive(Debug)]
+struct ConditionFindings {
     abnormal: BTreeMap<VolumeId, (AbnormalReason, String)>,
     /// The end of the check, as the time since the Unix epoch.
     ended: Duration,
     took: Duration,
-}
-
-impl ConditionFindings {
-    /// Registers the findings. Reasons without volumes count 0.
-    pub(crate) fn register(&self, registry: &mut Registry) {
-        let count = |reason| self.abnormal.values().filter(|(found, _)| *found == reason).count() as u64;
-        let by_reason = AbnormalReason::ALL.into_iter().map(|reason| (reason.as_str(), count(reason)));
-        let help = "Abnormal volumes by reason, as of the last check";
-        registry.counts("abnormal_volumes", help, "reason", by_reason);
-        let help = "End of the last check of the conditions, as seconds since the Unix epoch";
-        registry.seconds("condition_check_timestamp", help, self.ended);
-        registry.seconds(
-            "condition_check_duration",
-            "Duration of the last check of the conditions",
-            self.took,
-        );
-    }
 }
 
 /// The checks and their latest findings.
@@ -52,12 +35,20 @@ impl ConditionChecks {
         Self { interval, found: watch::Sender::new(None) }
     }
 
-    /// Registers the latest findings. There are none before the first check, and if the storage was unavailable. If the volumes cannot be
-    /// checked for another reason, the earlier findings stay, and the metric of their time tells their age.
+    /// Registers the latest findings. Reasons without volumes count 0. There are no findings before the first check, and if the storage was
+    /// unavailable. If the volumes cannot be checked for another reason, the earlier findings stay, and the metric of their time
+    /// tells their age.
     pub(crate) fn register(&self, registry: &mut Registry) {
-        if let Some(findings) = &*self.found.borrow() {
-            findings.register(registry);
-        }
+        let found = self.found.borrow();
+        let Some(ConditionFindings { abnormal, ended, took }) = &*found else { return };
+        let count = |reason| abnormal.values().filter(|(found, _)| *found == reason).count() as u64;
+        let by_reason = AbnormalReason::ALL.into_iter().map(|reason| (reason.as_str(), count(reason)));
+        let help = "Abnormal volumes by reason, as of the last check";
+        registry.counts("abnormal_volumes", help, "reason", by_reason);
+        let help = "End of the last check of the conditions, as seconds since the Unix epoch";
+        registry.seconds("condition_check_timestamp", help, *ended);
+        let help = "Duration of the last check of the conditions";
+        registry.seconds("condition_check_duration", help, *took);
     }
 
     /// Checks all volumes at the interval.
@@ -90,7 +81,7 @@ async fn check_volumes(operations: &VolumeOperations) -> Result<ConditionFinding
     let page = operations
         .unlocked(move |volumes| volumes.list(&all, |volume| volume.condition != Condition::Healthy))
         .await?;
-    let abnormal = page.volumes.into_iter().filter_map(|info| match info.condition {
+    let abnormal = page.items.into_iter().filter_map(|info| match info.condition {
         Condition::Healthy => None,
         Condition::Abnormal { reason, message } => Some((info.volume, (reason, message))),
     });

@@ -27,24 +27,18 @@ pub(crate) struct Custody {
     pub(crate) found: BTreeSet<String>,
 }
 
-/// The path of the record.
-#[derive(Debug)]
-pub(crate) struct CustodyPath(PathBuf);
-
-impl CustodyPath {
-    /// Returns the path beside a data directory: for `/var/lib/loopfs/data`, it is `/var/lib/loopfs/data.custody`.
-    pub(crate) fn beside(data_dir: &Path) -> Self {
-        let mut name = data_dir.file_name().unwrap_or_default().to_owned();
-        name.push(".custody");
-        Self(data_dir.with_file_name(name))
-    }
+/// Returns the path of the record beside a data directory: for `/var/lib/loopfs/data`, it is `/var/lib/loopfs/data.custody`.
+pub(crate) fn path_beside(data_dir: &Path) -> PathBuf {
+    let mut name = data_dir.file_name().unwrap_or_default().to_owned();
+    name.push(".custody");
+    data_dir.with_file_name(name)
 }
 
 /// Returns the record of this node and the file system of the store, after it was made durable. The caller excludes concurrent calls.
 ///
 /// # Errors
 /// When the volumes cannot be listed, or the record cannot be read or written.
-pub(crate) fn take(CustodyPath(path): &CustodyPath, node_uid: &str, store: &VolumeStore) -> Result<Custody> {
+pub(crate) fn take(path: &Path, node_uid: &str, store: &VolumeStore) -> Result<Custody> {
     let present: BTreeSet<_> = store.list()?.into_iter().collect();
     let before = Custody::read(path)?;
     let next = Custody::next(before.clone(), node_uid, &store.filesystem_uuid().to_string(), &present);

@@ -114,14 +114,6 @@ mod tests {
         assert_eq!(name.parse::<DriverName>().is_ok(), valid);
     }
 
-    #[test]
-    fn derived_names_contain_the_driver_name() {
-        let name = "csi.loopfs.dev".parse::<DriverName>().unwrap();
-        assert_eq!(name.topology_key(), "topology.csi.loopfs.dev/node");
-        assert_eq!(name.filesystem_uuid_key(), "csi.loopfs.dev/filesystem-uuid");
-        assert_eq!(name.registration_socket(), "csi.loopfs.dev-reg.sock");
-    }
-
     #[rstest]
     #[case::this_node(&[("topology.a.b/node", "n")], true)]
     #[case::everywhere(&[], true)]

@@ -100,31 +100,3 @@ async fn require_response(endpoint: &Path) -> Result<(), String> {
         Err(_elapsed) => Err(format!("the driver has not responded on {socket} for {SELF_CALL_TIMEOUT:?}")),
     }
 }
-
-#[cfg(test)]
-mod tests {
-    use loopfs::loop_device::DeviceCounts;
-    use loopfs::publish::PublishRoot;
-    use loopfs::volume_store::{Space, StoreCounts};
-    use service::documentation;
-
-    use super::*;
-    use crate::condition_checks::ConditionFindings;
-    use crate::storage::metrics::register_counts;
-
-    #[test]
-    fn served_metrics_are_the_documented_ones() {
-        let mut registry = service::registry(PREFIX);
-        let calls = Calls::new();
-        // Counters without a value are not served.
-        calls.count_cancelled("/csi.v1.Identity/Probe");
-        calls.register(&mut registry);
-        let root = Arc::new(PublishRoot::open(Path::new("/")).unwrap());
-        let monitor = StorageMonitor::new("csi.loopfs.dev".parse().unwrap(), "/nowhere".into(), root);
-        assert!(!monitor.register(&mut registry));
-        register_counts(&mut registry, Space::default(), StoreCounts::default(), DeviceCounts::default(), 0);
-        ConditionFindings::default().register(&mut registry);
-        service::register_readiness(&mut registry, true);
-        documentation::assert_documented(&documentation::page(&registry), PREFIX);
-    }
-}

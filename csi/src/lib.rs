@@ -35,6 +35,7 @@
 
 #![forbid(unsafe_code)]
 
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -78,7 +79,6 @@ use csi_wire::csi::controller_server::ControllerServer;
 use csi_wire::csi::identity_server::IdentityServer;
 use csi_wire::csi::node_server::NodeServer;
 use csi_wire::volumes::volumes_server::VolumesServer;
-use custody::CustodyPath;
 pub use driver::DriverName;
 use driver::ThisNode;
 use foreign_files::{ForeignFileSearch, SearchSettings};
@@ -138,7 +138,7 @@ pub async fn serve(args: Args, stop: CancellationToken) -> anyhow::Result<()> {
     if let Some(endpoint) = &args.control_endpoint {
         let socket = socket::listen(endpoint, socket::OF_GROUP)?;
         sockets.push(socket.1.path().clone());
-        let custody = CustodyPath::beside(&args.data_dir);
+        let custody = custody::path_beside(&args.data_dir);
         tasks.try_spawn("control socket", parts.clone().serve_control(socket, custody, stop.clone()));
     }
     tasks.spawn_until_stop("probe", Arc::clone(&parts.probe).run());
@@ -255,7 +255,7 @@ impl Parts {
     async fn serve_control(
         self,
         (listener, _removed_on_drop): (UnixListener, SocketFile),
-        custody: CustodyPath,
+        custody: PathBuf,
         stop: CancellationToken,
     ) -> anyhow::Result<()> {
         let operations = self.operations.limited(CONTROL_THREADS);

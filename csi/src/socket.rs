@@ -108,19 +108,6 @@ mod tests {
 
     use super::*;
 
-    /// Dropping the socket removes its file.
-    #[tokio::test]
-    async fn socket_is_root_only_and_removed() {
-        let directory = tempfile::tempdir().unwrap();
-        let path = directory.path().join("csi.sock");
-        let (_listener, file) = listen(&path, OF_ROOT).unwrap();
-        assert_eq!(fs::symlink_metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
-        UnixStream::connect(&path).await.unwrap();
-        assert!(file.path().is_in_place());
-        drop(file);
-        assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 0);
-    }
-
     #[tokio::test]
     async fn dropped_stale_socket_keeps_its_replacement() {
         let directory = tempfile::tempdir().unwrap();

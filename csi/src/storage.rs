@@ -2,7 +2,7 @@
 //!
 //! `docs/decisions/0030-unpublishing-needs-no-disk.md` gives the reasons.
 
-pub(crate) mod metrics;
+mod metrics;
 
 use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
@@ -492,48 +492,7 @@ mod tests {
     use std::sync::atomic::{AtomicUsize, Ordering};
     use std::sync::mpsc;
 
-    use rstest::rstest;
-
     use super::*;
-
-    /// A node that never had storage reports it as absent, and nothing is written to the directory.
-    #[rstest]
-    #[case::of_a_node_that_never_had_storage(false)]
-    #[case::of_a_node_that_lost_its_storage(true)]
-    #[tokio::test]
-    async fn unmounted_data_directory_is_unavailable(#[case] recorded: bool) {
-        let directory = tempfile::tempdir().unwrap();
-        let data = directory.path().join("data");
-        std::fs::create_dir(&data).unwrap();
-        if recorded {
-            std::fs::write(directory.path().join("data.filesystem-uuid"), "").unwrap();
-        }
-        let root = Arc::new(PublishRoot::open(directory.path()).unwrap());
-        let monitor = Arc::new(StorageMonitor::new("csi.loopfs.dev".parse().unwrap(), data.clone(), root));
-        assert_eq!(monitor.probe().unwrap(), Readiness::Starting);
-        let stop = CancellationToken::new();
-        let task = tokio::spawn(Arc::clone(&monitor).keep_open(stop.clone()));
-        let mut state = monitor.state.subscribe();
-        state
-            .wait_for(|state| {
-                matches!(state, StorageAvailability::Unavailable(_) | StorageAvailability::Absent(_))
-            })
-            .await
-            .unwrap();
-        // Sidecars end after an error of a probe, and a node may have no disk for volumes.
-        let reason = match monitor.probe() {
-            Ok(Readiness::Absent(reason)) if !recorded => reason.to_string(),
-            Err(error) if recorded => error.to_string(),
-            other => panic!("{other:?}"),
-        };
-        let refused = [monitor.verified().unwrap_err(), monitor.current().unwrap_err()];
-        for text in refused.iter().map(ToString::to_string).chain([reason]) {
-            assert!(text.contains(data.to_str().unwrap()) && text.contains("prjquota"), "{text}");
-        }
-        stop.cancel();
-        task.await.unwrap().unwrap();
-        assert_eq!(std::fs::read_dir(&data).unwrap().count(), 0);
-    }
 
     /// Each probe reports the hanging disk.
     #[tokio::test]

@@ -91,11 +91,4 @@ mod tests {
         let points: Vec<_> = published.map(|mount| mount.mount_point.to_str().unwrap()).collect();
         assert_eq!(points, ["/pods/1"]);
     }
-
-    #[test]
-    fn a_plain_directory_has_no_quotas() {
-        let directory = tempfile::tempdir().unwrap();
-        let error = require_project_quotas(directory.path()).unwrap_err().to_string();
-        assert!(error.starts_with("nothing is mounted at"), "{error}");
-    }
 }

@@ -24,6 +24,10 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         services.flat_map(|service| &service.method).map(|method| method.name()).collect::<BTreeSet<_>>();
     let out = PathBuf::from(std::env::var_os("OUT_DIR").ok_or("cargo sets OUT_DIR")?);
     std::fs::write(out.join("methods.rs"), format!("&{methods:?}").replace('{', "[").replace('}', "]"))?;
-    tonic_prost_build::configure().skip_debug(secret).compile_fds(descriptors)?;
+    // A service refuses the calls that it does not implement as UNIMPLEMENTED.
+    tonic_prost_build::configure()
+        .generate_default_stubs(true)
+        .skip_debug(secret)
+        .compile_fds(descriptors)?;
     Ok(())
 }

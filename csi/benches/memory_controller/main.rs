@@ -9,7 +9,6 @@
 //! It serves the calls of these programs until SIGTERM, and refuses the others.
 
 use std::path::Path;
-use std::pin::Pin;
 use std::process::ExitCode;
 
 use csi::socket;
@@ -20,8 +19,9 @@ use csi_wire::csi::{controller_service_capability as of_controller, plugin_capab
 use csi_wire::volumes::volumes_server::{Volumes, VolumesServer};
 use csi_wire::{csi as wire, volumes};
 use tokio::signal::unix::{SignalKind, signal};
+use tokio_stream::StreamExt;
 use tokio_stream::wrappers::UnixListenerStream;
-use tokio_stream::{Stream, StreamExt};
+use tonic::codegen::BoxStream;
 use tonic::transport::Server;
 use tonic::{Request, Response, Status, async_trait};
 
@@ -76,231 +76,118 @@ impl MemoryController {
     }
 }
 
-/// Implements a service by the given calls and by a refusal of each other call.
-macro_rules! service {
-    ($service:path { $($served:tt)* } refuses { $($call:ident: $request:ident -> $response:ident,)* }) => {
-        #[async_trait]
-        impl $service for MemoryController {
-            $($served)*
-
-            $(async fn $call(
-                &self,
-                _request: Request<wire::$request>,
-            ) -> Result<Response<wire::$response>, Status> {
-                Err(Status::unimplemented(concat!(stringify!($call), ": the sidecars do not call it")))
-            })*
-        }
-    };
-}
-
-service! {
-    Identity {
-        async fn get_plugin_info(
-            &self,
-            _request: Request<wire::GetPluginInfoRequest>,
-        ) -> Result<Response<wire::GetPluginInfoResponse>, Status> {
-            Ok(Response::new(wire::GetPluginInfoResponse {
-                name: self.driver.clone(),
-                vendor_version: env!("CARGO_PKG_VERSION").to_owned(),
-                ..Default::default()
-            }))
-        }
-
-        async fn get_plugin_capabilities(
-            &self,
-            _request: Request<wire::GetPluginCapabilitiesRequest>,
-        ) -> Result<Response<wire::GetPluginCapabilitiesResponse>, Status> {
-            use of_plugin::service::Type;
-            let capabilities = [Type::ControllerService, Type::VolumeAccessibilityConstraints].map(|service| {
-                let service = of_plugin::Service { r#type: service as i32 };
-                wire::PluginCapability { r#type: Some(of_plugin::Type::Service(service)) }
-            });
-            Ok(Response::new(wire::GetPluginCapabilitiesResponse { capabilities: capabilities.to_vec() }))
-        }
-
-        async fn probe(
-            &self,
-            _request: Request<wire::ProbeRequest>,
-        ) -> Result<Response<wire::ProbeResponse>, Status> {
-            Ok(Response::new(wire::ProbeResponse { ready: Some(true) }))
-        }
+#[async_trait]
+impl Identity for MemoryController {
+    async fn get_plugin_info(
+        &self,
+        _request: Request<wire::GetPluginInfoRequest>,
+    ) -> Result<Response<wire::GetPluginInfoResponse>, Status> {
+        Ok(Response::new(wire::GetPluginInfoResponse {
+            name: self.driver.clone(),
+            vendor_version: env!("CARGO_PKG_VERSION").to_owned(),
+            ..Default::default()
+        }))
     }
-    refuses {}
-}
 
-service! {
-    Controller {
-        async fn create_volume(
-            &self,
-            request: Request<wire::CreateVolumeRequest>,
-        ) -> Result<Response<wire::CreateVolumeResponse>, Status> {
-            let request = request.into_inner();
-            let volume = wire::Volume {
-                capacity_bytes: request.capacity_range.map_or(0, |range| range.required_bytes),
-                volume_id: request.name,
-                accessible_topology: vec![self.topology.clone()],
-                ..Default::default()
-            };
-            Ok(Response::new(wire::CreateVolumeResponse { volume: Some(volume) }))
-        }
-
-        async fn delete_volume(
-            &self,
-            _request: Request<wire::DeleteVolumeRequest>,
-        ) -> Result<Response<wire::DeleteVolumeResponse>, Status> {
-            Ok(Response::new(wire::DeleteVolumeResponse {}))
-        }
-
-        async fn controller_get_capabilities(
-            &self,
-            _request: Request<wire::ControllerGetCapabilitiesRequest>,
-        ) -> Result<Response<wire::ControllerGetCapabilitiesResponse>, Status> {
-            use of_controller::rpc::Type;
-            let capabilities = [Type::CreateDeleteVolume, Type::ExpandVolume].map(|rpc| {
-                let rpc = of_controller::Rpc { r#type: rpc as i32 };
-                wire::ControllerServiceCapability { r#type: Some(of_controller::Type::Rpc(rpc)) }
-            });
-            Ok(Response::new(wire::ControllerGetCapabilitiesResponse { capabilities: capabilities.to_vec() }))
-        }
-
-        async fn controller_expand_volume(
-            &self,
-            request: Request<wire::ControllerExpandVolumeRequest>,
-        ) -> Result<Response<wire::ControllerExpandVolumeResponse>, Status> {
-            let range = request.into_inner().capacity_range;
-            Ok(Response::new(wire::ControllerExpandVolumeResponse {
-                capacity_bytes: range.map_or(0, |range| range.required_bytes),
-                node_expansion_required: false,
-            }))
-        }
+    async fn get_plugin_capabilities(
+        &self,
+        _request: Request<wire::GetPluginCapabilitiesRequest>,
+    ) -> Result<Response<wire::GetPluginCapabilitiesResponse>, Status> {
+        use of_plugin::service::Type;
+        let capabilities = [Type::ControllerService, Type::VolumeAccessibilityConstraints].map(|service| {
+            let service = of_plugin::Service { r#type: service as i32 };
+            wire::PluginCapability { r#type: Some(of_plugin::Type::Service(service)) }
+        });
+        Ok(Response::new(wire::GetPluginCapabilitiesResponse { capabilities: capabilities.to_vec() }))
     }
-    refuses {
-        controller_publish_volume: ControllerPublishVolumeRequest -> ControllerPublishVolumeResponse,
-        controller_unpublish_volume: ControllerUnpublishVolumeRequest -> ControllerUnpublishVolumeResponse,
-        validate_volume_capabilities: ValidateVolumeCapabilitiesRequest -> ValidateVolumeCapabilitiesResponse,
-        list_volumes: ListVolumesRequest -> ListVolumesResponse,
-        controller_list_volume_health: ControllerListVolumeHealthRequest -> ControllerListVolumeHealthResponse,
-        controller_get_volume_health: ControllerGetVolumeHealthRequest -> ControllerGetVolumeHealthResponse,
-        get_capacity: GetCapacityRequest -> GetCapacityResponse,
-        create_snapshot: CreateSnapshotRequest -> CreateSnapshotResponse,
-        delete_snapshot: DeleteSnapshotRequest -> DeleteSnapshotResponse,
-        list_snapshots: ListSnapshotsRequest -> ListSnapshotsResponse,
-        get_snapshot: GetSnapshotRequest -> GetSnapshotResponse,
-        controller_get_volume: ControllerGetVolumeRequest -> ControllerGetVolumeResponse,
-        controller_modify_volume: ControllerModifyVolumeRequest -> ControllerModifyVolumeResponse,
+
+    async fn probe(
+        &self,
+        _request: Request<wire::ProbeRequest>,
+    ) -> Result<Response<wire::ProbeResponse>, Status> {
+        Ok(Response::new(wire::ProbeResponse { ready: Some(true) }))
     }
 }
 
-service! {
-    Node {
-        async fn node_get_info(
-            &self,
-            _request: Request<wire::NodeGetInfoRequest>,
-        ) -> Result<Response<wire::NodeGetInfoResponse>, Status> {
-            Ok(Response::new(wire::NodeGetInfoResponse {
-                node_id: self.node.clone(),
-                accessible_topology: Some(self.topology.clone()),
-                ..Default::default()
-            }))
-        }
-
-        async fn node_get_capabilities(
-            &self,
-            _request: Request<wire::NodeGetCapabilitiesRequest>,
-        ) -> Result<Response<wire::NodeGetCapabilitiesResponse>, Status> {
-            Ok(Response::new(wire::NodeGetCapabilitiesResponse::default()))
-        }
+#[async_trait]
+impl Controller for MemoryController {
+    async fn create_volume(
+        &self,
+        request: Request<wire::CreateVolumeRequest>,
+    ) -> Result<Response<wire::CreateVolumeResponse>, Status> {
+        let request = request.into_inner();
+        let volume = wire::Volume {
+            capacity_bytes: request.capacity_range.map_or(0, |range| range.required_bytes),
+            volume_id: request.name,
+            accessible_topology: vec![self.topology.clone()],
+            ..Default::default()
+        };
+        Ok(Response::new(wire::CreateVolumeResponse { volume: Some(volume) }))
     }
-    refuses {
-        node_stage_volume: NodeStageVolumeRequest -> NodeStageVolumeResponse,
-        node_unstage_volume: NodeUnstageVolumeRequest -> NodeUnstageVolumeResponse,
-        node_publish_volume: NodePublishVolumeRequest -> NodePublishVolumeResponse,
-        node_unpublish_volume: NodeUnpublishVolumeRequest -> NodeUnpublishVolumeResponse,
-        node_get_volume_stats: NodeGetVolumeStatsRequest -> NodeGetVolumeStatsResponse,
-        node_get_volume_health: NodeGetVolumeHealthRequest -> NodeGetVolumeHealthResponse,
-        node_get_storage_health: NodeGetStorageHealthRequest -> NodeGetStorageHealthResponse,
-        node_expand_volume: NodeExpandVolumeRequest -> NodeExpandVolumeResponse,
+
+    async fn delete_volume(
+        &self,
+        _request: Request<wire::DeleteVolumeRequest>,
+    ) -> Result<Response<wire::DeleteVolumeResponse>, Status> {
+        Ok(Response::new(wire::DeleteVolumeResponse {}))
+    }
+
+    async fn controller_get_capabilities(
+        &self,
+        _request: Request<wire::ControllerGetCapabilitiesRequest>,
+    ) -> Result<Response<wire::ControllerGetCapabilitiesResponse>, Status> {
+        use of_controller::rpc::Type;
+        let capabilities = [Type::CreateDeleteVolume, Type::ExpandVolume].map(|rpc| {
+            let rpc = of_controller::Rpc { r#type: rpc as i32 };
+            wire::ControllerServiceCapability { r#type: Some(of_controller::Type::Rpc(rpc)) }
+        });
+        Ok(Response::new(wire::ControllerGetCapabilitiesResponse { capabilities: capabilities.to_vec() }))
+    }
+
+    async fn controller_expand_volume(
+        &self,
+        request: Request<wire::ControllerExpandVolumeRequest>,
+    ) -> Result<Response<wire::ControllerExpandVolumeResponse>, Status> {
+        let range = request.into_inner().capacity_range;
+        Ok(Response::new(wire::ControllerExpandVolumeResponse {
+            capacity_bytes: range.map_or(0, |range| range.required_bytes),
+            node_expansion_required: false,
+        }))
     }
 }
 
-type Responses<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
+#[async_trait]
+impl Node for MemoryController {
+    async fn node_get_info(
+        &self,
+        _request: Request<wire::NodeGetInfoRequest>,
+    ) -> Result<Response<wire::NodeGetInfoResponse>, Status> {
+        Ok(Response::new(wire::NodeGetInfoResponse {
+            node_id: self.node.clone(),
+            accessible_topology: Some(self.topology.clone()),
+            ..Default::default()
+        }))
+    }
 
-fn no_storage() -> Status {
-    Status::failed_precondition("this driver has no storage")
+    async fn node_get_capabilities(
+        &self,
+        _request: Request<wire::NodeGetCapabilitiesRequest>,
+    ) -> Result<Response<wire::NodeGetCapabilitiesResponse>, Status> {
+        Ok(Response::new(wire::NodeGetCapabilitiesResponse::default()))
+    }
 }
 
 #[async_trait]
 impl Volumes for MemoryController {
-    type WatchStream = Responses<volumes::NodeState>;
-    type ListStream = Responses<volumes::ListPage>;
-    type ListForeignFilesStream = Responses<volumes::ForeignFiles>;
-
     async fn watch(
         &self,
         _request: Request<volumes::WatchRequest>,
-    ) -> Result<Response<Self::WatchStream>, Status> {
+    ) -> Result<Response<BoxStream<volumes::NodeState>>, Status> {
         let state = volumes::NodeState {
             storage: volumes::node_state::Storage::Absent as i32,
             reason: "this driver has no storage".to_owned(),
             ..Default::default()
         };
-        let states = tokio_stream::once(Ok(state)).chain(tokio_stream::pending());
-        Ok(Response::new(Box::pin(states) as Self::WatchStream))
-    }
-
-    async fn list(
-        &self,
-        _request: Request<volumes::ListRequest>,
-    ) -> Result<Response<Self::ListStream>, Status> {
-        Err(no_storage())
-    }
-
-    async fn list_foreign_files(
-        &self,
-        _request: Request<volumes::ListForeignFilesRequest>,
-    ) -> Result<Response<Self::ListForeignFilesStream>, Status> {
-        Err(no_storage())
-    }
-
-    async fn create(
-        &self,
-        _request: Request<volumes::CreateRequest>,
-    ) -> Result<Response<volumes::CreateResponse>, Status> {
-        Err(no_storage())
-    }
-
-    async fn expand(
-        &self,
-        _request: Request<volumes::ExpandRequest>,
-    ) -> Result<Response<volumes::ExpandResponse>, Status> {
-        Err(no_storage())
-    }
-
-    async fn delete(
-        &self,
-        _request: Request<volumes::DeleteRequest>,
-    ) -> Result<Response<volumes::DeleteResponse>, Status> {
-        Err(no_storage())
-    }
-
-    async fn confirm(
-        &self,
-        _request: Request<volumes::ConfirmRequest>,
-    ) -> Result<Response<volumes::ConfirmResponse>, Status> {
-        Err(no_storage())
-    }
-
-    async fn capacity(
-        &self,
-        _request: Request<volumes::CapacityRequest>,
-    ) -> Result<Response<volumes::CapacityResponse>, Status> {
-        Err(no_storage())
-    }
-
-    async fn take_custody(
-        &self,
-        _request: Request<volumes::TakeCustodyRequest>,
-    ) -> Result<Response<volumes::TakeCustodyResponse>, Status> {
-        Err(no_storage())
+        Ok(Response::new(Box::pin(tokio_stream::once(Ok(state)).chain(tokio_stream::pending()))))
     }
 }

@@ -1,9 +1,11 @@
 //! The times of the calls for one kind of volumes, with one number of volumes on the node.
 
+use loopfs::volume_store::VolumeKind;
+
 use crate::Result;
 use crate::samples::Samples;
 use crate::support::Client;
-use crate::volume::{Kind, Volume};
+use crate::volume::Volume;
 
 pub(crate) struct Calls {
     publish: Samples,
@@ -13,12 +15,12 @@ pub(crate) struct Calls {
 }
 
 impl Calls {
-    pub(crate) fn new(kind: Kind, volumes: usize) -> Calls {
+    pub(crate) fn new(kind: VolumeKind, volumes: usize) -> Calls {
         let [publish, stats, expand, unpublish] = match kind {
-            Kind::Filesystem => {
+            VolumeKind::Filesystem => {
                 ["publish_filesystem", "stats_filesystem", "expand_filesystem", "unpublish_filesystem"]
             }
-            Kind::Block => ["publish_block", "stats_block", "expand_block", "unpublish_block"],
+            VolumeKind::Block => ["publish_block", "stats_block", "expand_block", "unpublish_block"],
         };
         let samples = |name| Samples::new(name, volumes);
         Calls {

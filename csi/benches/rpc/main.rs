@@ -16,7 +16,6 @@ mod machine;
 #[allow(dead_code, reason = "the other benchmark uses all of it")]
 mod samples;
 #[path = "../../tests/support/mod.rs"]
-#[allow(dead_code, reason = "the tests use all of it")]
 mod support;
 mod volume;
 
@@ -26,7 +25,7 @@ use std::process::ExitCode;
 use calls::Calls;
 use driver::Process;
 use support::{Client, Directories};
-use volume::{Kind, Volume};
+use volume::{KINDS, Volume};
 
 type Result<T, E = Box<dyn std::error::Error>> = std::result::Result<T, E>;
 
@@ -80,8 +79,8 @@ fn run(directory: &Path, program: &Path, scale: Scale) -> Result<()> {
 
 fn measure(client: &Client, directories: &Directories, scale: Scale) -> Result<()> {
     let mut measured = Vec::new();
-    for kind in Kind::ALL {
-        let volume = Volume::create(client, directories, &format!("measured-{}", kind.name()), kind)?;
+    for kind in KINDS {
+        let volume = Volume::create(client, directories, &format!("measured-{kind}"), kind)?;
         measured.push((volume, Calls::new(kind, scale.few), Calls::new(kind, scale.many)));
     }
     let mut others = Vec::new();
@@ -119,7 +118,7 @@ fn populate(
 ) -> Result<()> {
     while others.len() < count {
         let number = others.len();
-        let kind = Kind::ALL[number % Kind::ALL.len()];
+        let kind = KINDS[number % KINDS.len()];
         let volume = Volume::create(client, directories, &format!("other-{number}"), kind)?;
         volume.stage(client)?;
         volume.publish(client)?;

@@ -2,11 +2,11 @@
 
 use std::path::PathBuf;
 
-use csi_wire::csi as wire;
+use loopfs::volume_store::VolumeKind;
 
 use crate::Result;
 use crate::support::{
-    Client, Directories, block, controller_expand, create, delete, expand, mount, publish, stage, stats,
+    Client, Directories, capability_of, controller_expand, create, delete, expand, publish, stage, stats,
     unpublish, unstage,
 };
 
@@ -14,34 +14,11 @@ const SIZE: i64 = 1 << 20;
 /// Each expansion adds this number of bytes: one block.
 const EXPANSION: i64 = 4096;
 
-/// The kind of a volume.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub(crate) enum Kind {
-    Filesystem,
-    Block,
-}
-
-impl Kind {
-    pub(crate) const ALL: [Kind; 2] = [Kind::Filesystem, Kind::Block];
-
-    pub(crate) fn name(self) -> &'static str {
-        match self {
-            Kind::Filesystem => "filesystem",
-            Kind::Block => "block",
-        }
-    }
-
-    fn capability(self) -> Option<wire::VolumeCapability> {
-        match self {
-            Kind::Filesystem => mount(&[]),
-            Kind::Block => block(),
-        }
-    }
-}
+pub(crate) const KINDS: [VolumeKind; 2] = [VolumeKind::Filesystem, VolumeKind::Block];
 
 pub(crate) struct Volume {
     id: String,
-    kind: Kind,
+    kind: VolumeKind,
     size: i64,
     staging: PathBuf,
     target: PathBuf,
@@ -53,9 +30,9 @@ impl Volume {
         client: &Client,
         directories: &Directories,
         name: &str,
-        kind: Kind,
+        kind: VolumeKind,
     ) -> Result<Volume> {
-        let created = client.create_volume(create(name, SIZE, kind.capability()))?;
+        let created = client.create_volume(create(name, SIZE, capability_of(kind)))?;
         let id = created.volume.ok_or("CreateVolume returned no volume")?.volume_id;
         let path = |place: &str| directories.kubelet.join(format!("{place}-{name}"));
         Ok(Volume { id, kind, size: SIZE, staging: path("staging"), target: path("target") })
@@ -67,7 +44,7 @@ impl Volume {
     }
 
     pub(crate) fn stage(&self, client: &Client) -> Result<()> {
-        client.node_stage_volume(stage(&self.id, &self.staging, self.kind.capability()))?;
+        client.node_stage_volume(stage(&self.id, &self.staging, capability_of(self.kind)))?;
         Ok(())
     }
 
@@ -77,7 +54,7 @@ impl Volume {
     }
 
     pub(crate) fn publish(&self, client: &Client) -> Result<()> {
-        client.node_publish_volume(publish(&self.id, &self.target, self.kind.capability()))?;
+        client.node_publish_volume(publish(&self.id, &self.target, capability_of(self.kind)))?;
         Ok(())
     }
 

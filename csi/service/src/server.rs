@@ -208,6 +208,8 @@ mod tests {
     struct FakeEndpoints {
         scrapes: AtomicU64,
         readiness_checks: AtomicU64,
+        /// A fault in spite of which the process serves.
+        notice: Option<String>,
     }
 
     impl HealthEndpoints for FakeEndpoints {
@@ -226,34 +228,18 @@ mod tests {
 
         async fn readiness(&self) -> Result<(), String> {
             self.readiness_checks.fetch_add(1, Ordering::Relaxed);
-            Err("mount it".to_owned())
-        }
-    }
-
-    /// A process that serves in spite of a fault.
-    struct Faulty;
-
-    impl HealthEndpoints for Faulty {
-        async fn metrics(&self) -> Result<Registry, String> {
-            Ok(Registry::default())
-        }
-
-        async fn liveness(&self) -> Result<(), String> {
-            Ok(())
-        }
-
-        async fn readiness(&self) -> Result<(), String> {
-            Ok(())
+            self.notice.as_ref().map(|_| ()).ok_or_else(|| "mount it".to_owned())
         }
 
         fn notice(&self) -> Option<String> {
-            Some("apply the policies".to_owned())
+            self.notice.clone()
         }
     }
 
     #[tokio::test]
     async fn a_ready_process_reports_its_fault() {
-        let response = Site::new(Faulty).readiness().await;
+        let notice = Some("apply the policies".to_owned());
+        let response = Site::new(FakeEndpoints { notice, ..FakeEndpoints::default() }).readiness().await;
         assert_eq!(response.status(), StatusCode::OK);
         assert_eq!(to_bytes(response.into_body(), usize::MAX).await.unwrap(), "ok\napply the policies\n");
     }
@@ -282,33 +268,28 @@ mod tests {
     }
 
     #[rstest]
-    #[case::alive("GET /healthz", "200 OK", "ok\n")]
-    #[case::not_ready("GET /readyz", "503 Service Unavailable", "mount it\n")]
-    #[case::head("HEAD /readyz", "503 Service Unavailable", "\r\n")]
-    #[case::elsewhere("GET /etc/passwd", "404 Not Found", "there are /metrics, /healthz and /readyz\n")]
-    #[case::post("POST /metrics", "405 Method Not Allowed", "only GET and HEAD\n")]
+    #[case::alive(false, "GET /healthz", "200 OK", "ok\n")]
+    #[case::not_ready(false, "GET /readyz", "503 Service Unavailable", "mount it\n")]
+    #[case::head(false, "HEAD /readyz", "503 Service Unavailable", "\r\n")]
+    #[case::elsewhere(
+        false,
+        "GET /etc/passwd",
+        "404 Not Found",
+        "there are /metrics, /healthz and /readyz\n"
+    )]
+    #[case::post(false, "POST /metrics", "405 Method Not Allowed", "only GET and HEAD\n")]
+    #[case::probed_alive(true, "GET /healthz", "200 OK", "ok\n")]
+    #[case::probed_not_ready(true, "GET /readyz", "503 Service Unavailable", "mount it\n")]
+    #[case::no_metrics_for_probes(true, "GET /metrics", "404 Not Found", "there are /healthz and /readyz\n")]
     #[tokio::test]
-    async fn the_metrics_listener_serves_all_endpoints(
+    async fn each_listener_serves_its_endpoints(
+        #[case] of_probes: bool,
         #[case] request: &str,
         #[case] status: &str,
         #[case] body: &str,
     ) {
-        let response = served(async |metrics, _probes| send(metrics, request).await).await;
-        assert!(response.starts_with(&format!("HTTP/1.1 {status}\r\n")), "{response}");
-        assert!(response.ends_with(body), "{response}");
-    }
-
-    #[rstest]
-    #[case::alive("GET /healthz", "200 OK", "ok\n")]
-    #[case::not_ready("GET /readyz", "503 Service Unavailable", "mount it\n")]
-    #[case::no_metrics("GET /metrics", "404 Not Found", "there are /healthz and /readyz\n")]
-    #[tokio::test]
-    async fn probe_listener_serves_only_probes(
-        #[case] request: &str,
-        #[case] status: &str,
-        #[case] body: &str,
-    ) {
-        let response = served(async |_metrics, probes| send(probes, request).await).await;
+        let client = async |metrics, probes| send(if of_probes { probes } else { metrics }, request).await;
+        let response = served(client).await;
         assert!(response.starts_with(&format!("HTTP/1.1 {status}\r\n")), "{response}");
         assert!(response.ends_with(body), "{response}");
     }

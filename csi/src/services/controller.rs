@@ -21,8 +21,8 @@ use tokio::sync::Semaphore;
 use tonic::{Request, Response, Status, async_trait};
 
 use super::inventory::{self, Page, VolumeInfo, require_kind};
-use super::rpc::{self, RpcKind, VolumeOperations, Volumes, signed};
-use super::snapshots::{self, Filter, SnapshotPage};
+use super::rpc::{self, RpcKind, VolumeOperations, Volumes, found, signed};
+use super::snapshots::{self, Filter};
 use crate::error::{Error, InvalidRequest, Result};
 use crate::locks::{LockMode, OperationObject};
 use crate::request::{self, CapacityRange, ListRequest, RequestReader, deleted_id, existing_id};
@@ -79,7 +79,7 @@ impl Controller for ControllerService {
             let is_copy = create.source.is_some();
             let work = move |volumes: &Volumes, is_wanted: &dyn Fn() -> bool| {
                 let publisher = volumes.monitor.verified()?;
-                let size = match existing(&publisher, &create.volume)? {
+                let size = match found(publisher.store().volume(&create.volume))? {
                     Some(volume) => {
                         require_compatible(&volume, &create)?;
                         volume.capacity()
@@ -206,7 +206,7 @@ impl Controller for ControllerService {
         let request = request.into_inner();
         rpc::traced("ListVolumes", RpcKind::ReadOnly, "", async {
             let list = ListRequest::parse(request.max_entries, &request.starting_token)?;
-            let Page { volumes, next } =
+            let Page { items, next_token } =
                 self.operations.unlocked(move |volumes| volumes.list(&list, |_any| true)).await?;
             let entry = |info: VolumeInfo| list_volumes_response::Entry {
                 volume: Some(self.volume(&info)),
@@ -215,10 +215,7 @@ impl Controller for ControllerService {
                     volume_condition: Some(inventory::condition(info.condition)),
                 }),
             };
-            Ok(wire::ListVolumesResponse {
-                entries: volumes.into_iter().map(entry).collect(),
-                next_token: next.map(|token| token.to_string()).unwrap_or_default(),
-            })
+            Ok(wire::ListVolumesResponse { entries: items.into_iter().map(entry).collect(), next_token })
         })
         .await
     }
@@ -249,12 +246,10 @@ impl Controller for ControllerService {
         let request = request.into_inner();
         rpc::traced("ControllerListVolumeHealth", RpcKind::ReadOnly, "", async {
             let list = ListRequest::parse(request.max_entries, &request.starting_token)?;
-            let Page { volumes, next } =
+            let Page { items, next_token } =
                 self.operations.unlocked(move |volumes| volumes.list_abnormal(&list)).await?;
-            Ok(wire::ControllerListVolumeHealthResponse {
-                entries: volumes.into_iter().map(wire::VolumeHealth::from).collect(),
-                next_token: next.map(|token| token.to_string()).unwrap_or_default(),
-            })
+            let entries = items.into_iter().map(wire::VolumeHealth::from).collect();
+            Ok(wire::ControllerListVolumeHealthResponse { entries, next_token })
         })
         .await
     }
@@ -304,24 +299,6 @@ impl Controller for ControllerService {
         Ok(Response::new(wire::ControllerGetCapabilitiesResponse { capabilities }))
     }
 
-    async fn controller_publish_volume(
-        &self,
-        _request: Request<wire::ControllerPublishVolumeRequest>,
-    ) -> Result<Response<wire::ControllerPublishVolumeResponse>, Status> {
-        Err(unimplemented(
-            "volumes are local to their node, so there is nothing to attach: PUBLISH_UNPUBLISH_VOLUME",
-        ))
-    }
-
-    async fn controller_unpublish_volume(
-        &self,
-        _request: Request<wire::ControllerUnpublishVolumeRequest>,
-    ) -> Result<Response<wire::ControllerUnpublishVolumeResponse>, Status> {
-        Err(unimplemented(
-            "volumes are local to their node, so there is nothing to attach: PUBLISH_UNPUBLISH_VOLUME",
-        ))
-    }
-
     async fn create_snapshot(
         &self,
         request: Request<wire::CreateSnapshotRequest>,
@@ -364,14 +341,11 @@ impl Controller for ControllerService {
             let list = ListRequest::parse(request.max_entries, &request.starting_token)?;
             let filter = Filter::parse(&request.snapshot_id, &request.source_volume_id);
             let work = move |volumes: &Volumes| volumes.list_snapshots(&list, filter.as_ref());
-            let SnapshotPage { snapshots, next } = self.operations.unlocked(work).await?;
+            let Page { items, next_token } = self.operations.unlocked(work).await?;
             let entry = |snapshot| list_snapshots_response::Entry {
                 snapshot: Some(snapshots::message(snapshot, &self.requests.node)),
             };
-            Ok(wire::ListSnapshotsResponse {
-                entries: snapshots.iter().map(entry).collect(),
-                next_token: next.map(|token| token.to_string()).unwrap_or_default(),
-            })
+            Ok(wire::ListSnapshotsResponse { entries: items.iter().map(entry).collect(), next_token })
         })
         .await
     }
@@ -389,17 +363,6 @@ impl Controller for ControllerService {
         })
         .await
     }
-
-    async fn controller_modify_volume(
-        &self,
-        _request: Request<wire::ControllerModifyVolumeRequest>,
-    ) -> Result<Response<wire::ControllerModifyVolumeResponse>, Status> {
-        Err(unimplemented("the parameters of a volume are fixed at its creation: MODIFY_VOLUME"))
-    }
-}
-
-fn unimplemented(capability: &str) -> Status {
-    Status::unimplemented(format!("{capability} is not a capability of this driver"))
 }
 
 impl ControllerService {
@@ -660,15 +623,6 @@ fn first_difference(
     let Some(parameters) = &expected.parameters else { return Ok(None) };
     let difference = volume.settings_differ(&parameters.spec(volume.kind(), volume.capacity()))?;
     Ok(difference.map(|difference| format!("parameters: {difference}")))
-}
-
-/// Returns the volume, or `None` if it does not exist.
-pub(super) fn existing(publisher: &Publisher, volume: &VolumeId) -> Result<Option<Volume>> {
-    match publisher.store().volume(volume) {
-        Ok(volume) => Ok(Some(volume)),
-        Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
-        Err(error) => Err(error.into()),
-    }
 }
 
 /// Checks that the source exists and is of the requested kind, and flushes its devices. Returns the size of the

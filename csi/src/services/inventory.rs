@@ -3,6 +3,9 @@
 //! The specification has two kinds of messages about a condition: the volume condition, which current orchestrators read, and the
 //! volume health, which replaces it in version 1.13.
 
+use std::collections::BTreeSet;
+use std::fmt;
+
 use csi_wire::csi as wire;
 use csi_wire::csi::VolumeHealthErrorType as VolumeError;
 use csi_wire::csi::volume_health::VolumeHealthEntry;
@@ -30,12 +33,12 @@ pub(crate) struct VolumeInfo {
     pub(crate) source: Option<OwnedContentSource>,
 }
 
-/// A part of the list of volumes.
+/// A part of the list of volumes or snapshots.
 #[derive(Debug)]
-pub(crate) struct Page {
-    pub(crate) volumes: Vec<VolumeInfo>,
-    /// The token of the next page. `None` if this is the last page.
-    pub(crate) next: Option<PageToken<VolumeId>>,
+pub(crate) struct Page<T> {
+    pub(crate) items: Vec<T>,
+    /// The token of the next page. Empty if this is the last page.
+    pub(crate) next_token: String,
 }
 
 impl Volumes {
@@ -44,7 +47,7 @@ impl Volumes {
         &self,
         list: &ListRequest<VolumeId>,
         filter: impl Fn(&VolumeInfo) -> bool,
-    ) -> Result<Page> {
+    ) -> Result<Page<VolumeInfo>> {
         let publisher = self.monitor.verified()?;
         let publications = Publications::read(&publisher)?;
         let mut ids = publisher.store().list()?;
@@ -52,20 +55,20 @@ impl Volumes {
         ids.extend(publications.of_devices());
         ids.sort_unstable();
         ids.dedup();
-        page(list, ids, |id| id, |id| Ok(find(&publisher, id, &publications)?.filter(&filter)))
+        page(list, ids, |id| Ok(find(&publisher, id, &publications)?.filter(&filter)))
     }
 
     /// Returns the abnormal volumes in the order of their ids. While the storage is unavailable, these are the
     /// published volumes.
-    pub(crate) fn list_abnormal(&self, list: &ListRequest<VolumeId>) -> Result<Page> {
+    pub(crate) fn list_abnormal(&self, list: &ListRequest<VolumeId>) -> Result<Page<VolumeInfo>> {
         match self.list(list, |volume| volume.condition != Condition::Healthy) {
             Err(Error::StorageUnavailable(reason)) => {
-                let published = self.published(&reason)?;
+                let published = self.published()?;
                 if published.is_empty() {
                     // An empty list would mean that all volumes are healthy.
                     return Err(Error::StorageUnavailable(reason));
                 }
-                page(list, published, |info| &info.volume, |info| Ok(Some(info.clone())))
+                page(list, published, |id| Ok(Some(without_storage(id, &reason))))
             }
             listed => listed,
         }
@@ -76,8 +79,10 @@ impl Volumes {
         let publisher = match self.monitor.verified() {
             Ok(publisher) => publisher,
             Err(Error::StorageUnavailable(reason)) => {
-                let found = self.published(&reason)?.into_iter().find(|info| info.volume == *volume);
-                return found.ok_or(Error::StorageUnavailable(reason));
+                return match self.published()?.contains(volume) {
+                    true => Ok(without_storage(volume, &reason)),
+                    false => Err(Error::StorageUnavailable(reason)),
+                };
             }
             Err(error) => return Err(error),
         };
@@ -85,18 +90,21 @@ impl Volumes {
         found.ok_or_else(|| Error::NoSuchVolume(volume.clone()))
     }
 
-    /// Returns the published volumes, in the order of their ids, while the storage is unavailable for this reason.
-    fn published(&self, reason: &str) -> Result<Vec<VolumeInfo>> {
-        let published = unavailable::published(&self.root.mounts()?, self.monitor.devices())?;
-        let info = |volume| VolumeInfo {
-            volume,
-            capacity: None,
-            filesystem: None,
-            published: true,
-            condition: unavailable::condition(reason.to_owned()),
-            source: None,
-        };
-        Ok(published.into_iter().map(info).collect())
+    /// Returns the published volumes, also while the storage is unavailable.
+    fn published(&self) -> Result<BTreeSet<VolumeId>> {
+        unavailable::published(&self.root.mounts()?, self.monitor.devices())
+    }
+}
+
+/// Describes a published volume while the storage is unavailable for this reason.
+fn without_storage(volume: &VolumeId, reason: &str) -> VolumeInfo {
+    VolumeInfo {
+        volume: volume.clone(),
+        capacity: None,
+        filesystem: None,
+        published: true,
+        condition: unavailable::condition(reason.to_owned()),
+        source: None,
     }
 }
 
@@ -131,26 +139,26 @@ fn find(publisher: &Publisher, id: &VolumeId, publications: &Publications<'_>) -
     }
 }
 
-/// Returns the requested part of a list. `items` are in the order of their ids; items without a description are
-/// skipped.
-fn page<T>(
-    list: &ListRequest<VolumeId>,
-    mut items: Vec<T>,
-    id: impl Fn(&T) -> &VolumeId,
-    describe: impl Fn(&T) -> Result<Option<VolumeInfo>>,
-) -> Result<Page> {
-    if let Some(PageToken(last)) = &list.from {
-        items.retain(|item| id(item) > last);
+/// Returns the requested part of a list. `ids` are in order; those without a description are skipped.
+pub(super) fn page<T, Id: Ord + fmt::Display>(
+    list: &ListRequest<Id>,
+    ids: impl IntoIterator<Item = Id>,
+    describe: impl Fn(&Id) -> Result<Option<T>>,
+) -> Result<Page<T>> {
+    let (mut items, mut last) = (Vec::new(), None);
+    for id in ids {
+        if list.from.as_ref().is_some_and(|PageToken(last)| id <= *last) {
+            continue;
+        }
+        let Some(item) = describe(&id)? else { continue };
+        if list.max_entries == Some(items.len()) {
+            let next_token = last.map(|id| PageToken(id).to_string()).unwrap_or_default();
+            return Ok(Page { items, next_token });
+        }
+        items.push(item);
+        last = Some(id);
     }
-    let mut items = items.iter().peekable();
-    let (mut volumes, mut last) = (Vec::new(), None);
-    while list.max_entries.is_none_or(|max_entries| volumes.len() < max_entries)
-        && let Some(item) = items.next()
-    {
-        volumes.extend(describe(item)?);
-        last = Some(id(item).clone());
-    }
-    Ok(Page { volumes, next: last.filter(|_| items.peek().is_some()).map(PageToken) })
+    Ok(Page { items, next_token: String::new() })
 }
 
 /// Returns an error unless the volume is of the requested kind.

@@ -373,16 +373,6 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn stale_registration_socket_is_removed() {
-        let directory = tempfile::tempdir().unwrap();
-        let registrar = registrar(directory.path());
-        let path = registrar.socket();
-        drop(std::os::unix::net::UnixListener::bind(&path).unwrap());
-        registrar.remove_stale_socket().unwrap();
-        assert!(!path.exists());
-    }
-
-    #[tokio::test]
     async fn removed_registration_directory_ends_task() {
         let running = RunningRegistrar::start();
         running.first_socket().await;

@@ -5,10 +5,11 @@ use loopfs::ErrorKind;
 use loopfs::publish::Publisher;
 use loopfs::volume_store::{Snapshot, SnapshotId, VolumeId};
 
-use super::rpc::{Volumes, signed};
+use super::inventory::{Page, page};
+use super::rpc::{Volumes, found, signed};
 use crate::driver::ThisNode;
 use crate::error::{Error, InvalidRequest, Result};
-use crate::request::{ListRequest, PageToken, RequestReader, existing_id, id_of_name, require_non_empty};
+use crate::request::{ListRequest, RequestReader, existing_id, id_of_name, require_non_empty};
 
 impl RequestReader {
     /// Returns the snapshot to create, its source, and `true` if a snapshot on this node satisfies the request.
@@ -45,14 +46,6 @@ impl Filter {
     }
 }
 
-/// A part of the list of snapshots.
-#[derive(Debug)]
-pub(super) struct SnapshotPage {
-    pub(super) snapshots: Vec<Snapshot>,
-    /// The token of the next page. `None` if this is the last page.
-    pub(super) next: Option<PageToken<SnapshotId>>,
-}
-
 impl Volumes {
     /// Creates a snapshot, or returns the existing one if it has the requested source. If `is_wanted` returns `false`, the copy ends.
     pub(super) fn create_snapshot(
@@ -63,7 +56,7 @@ impl Volumes {
         is_wanted: &dyn Fn() -> bool,
     ) -> Result<Snapshot> {
         let publisher = self.monitor.verified()?;
-        let found = existing(&publisher, id)?;
+        let found = found(publisher.store().snapshot(id))?;
         if !accessible_here {
             let text = format!("accessibility_requirements: snapshot {id} must be on other nodes");
             return Err(match found {
@@ -101,7 +94,7 @@ impl Volumes {
     /// Returns one snapshot.
     pub(super) fn snapshot(&self, id: &SnapshotId) -> Result<Snapshot> {
         let publisher = self.monitor.verified()?;
-        existing(&publisher, id)?.ok_or_else(|| Error::NoSuchSnapshot(id.clone()))
+        found(publisher.store().snapshot(id))?.ok_or_else(|| Error::NoSuchSnapshot(id.clone()))
     }
 
     /// Returns the matching snapshots in the order of their ids, or none if `filter` is `None`. Skips and logs snapshots that cannot be read: the
@@ -110,45 +103,24 @@ impl Volumes {
         &self,
         list: &ListRequest<SnapshotId>,
         filter: Option<&Filter>,
-    ) -> Result<SnapshotPage> {
+    ) -> Result<Page<Snapshot>> {
         let publisher = self.monitor.verified()?;
         let Some(Filter { snapshot, source }) = filter else {
-            return Ok(SnapshotPage { snapshots: Vec::new(), next: None });
+            return Ok(Page { items: Vec::new(), next_token: String::new() });
         };
         let mut ids = match snapshot {
             Some(id) => vec![id.clone()],
             None => publisher.store().snapshots()?,
         };
-        if let Some(PageToken(last)) = &list.from {
-            ids.retain(|id| id > last);
-        }
         ids.sort_unstable();
-        let mut snapshots = ids
-            .iter()
-            .filter_map(|id| readable(&publisher, id))
-            .filter(|snapshot| source.as_ref().is_none_or(|source| snapshot.source() == source))
-            .peekable();
-        let mut page: Vec<Snapshot> = Vec::new();
-        while list.max_entries.is_none_or(|max_entries| page.len() < max_entries)
-            && let Some(snapshot) = snapshots.next()
-        {
-            page.push(snapshot);
-        }
-        let next = snapshots.peek().and(page.last()).map(|last| PageToken(last.id().clone()));
-        Ok(SnapshotPage { snapshots: page, next })
-    }
-}
-
-fn existing(publisher: &Publisher, id: &SnapshotId) -> Result<Option<Snapshot>> {
-    match publisher.store().snapshot(id) {
-        Ok(snapshot) => Ok(Some(snapshot)),
-        Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
-        Err(error) => Err(error.into()),
+        let is_of_source =
+            |snapshot: &Snapshot| source.as_ref().is_none_or(|source| snapshot.source() == source);
+        page(list, ids, |id| Ok(readable(&publisher, id).filter(is_of_source)))
     }
 }
 
 fn readable(publisher: &Publisher, id: &SnapshotId) -> Option<Snapshot> {
-    existing(publisher, id).unwrap_or_else(|error| {
+    found(publisher.store().snapshot(id)).unwrap_or_else(|error| {
         tracing::warn!(snapshot = %id, %error, "skipped a snapshot that cannot be read");
         None
     })
@@ -185,29 +157,14 @@ mod tests {
         }
     }
 
-    fn on(node: &str) -> Option<wire::TopologyRequirement> {
-        let segments = [("topology.csi.loopfs.dev/node".to_owned(), node.to_owned())].into();
-        Some(wire::TopologyRequirement {
-            requisite: vec![wire::Topology { segments }],
-            preferred: Vec::new(),
-        })
-    }
-
-    #[rstest]
-    #[case::anywhere(None, true)]
-    #[case::here(on("node-1"), true)]
-    #[case::elsewhere(on("node-2"), false)]
-    fn a_create_snapshot_request_is_converted(
-        #[case] requirements: Option<wire::TopologyRequirement>,
-        #[case] accessible_here: bool,
-    ) {
+    #[test]
+    fn parameters_of_csi_snapshotter_are_accepted() {
         // csi-snapshotter adds these with --extra-create-metadata.
         let parameters = ["volumesnapshot/name", "volumesnapshot/namespace", "volumesnapshotcontent/name"]
             .map(|name| (format!("csi.storage.k8s.io/{name}"), "s".to_owned()))
             .into();
-        let request =
-            wire::CreateSnapshotRequest { accessibility_requirements: requirements, parameters, ..create() };
-        let expected = ("snapshot-1".parse().unwrap(), "pvc-1".parse().unwrap(), accessible_here);
+        let request = wire::CreateSnapshotRequest { parameters, ..create() };
+        let expected = ("snapshot-1".parse().unwrap(), "pvc-1".parse().unwrap(), true);
         assert_eq!(reader().create_snapshot(request).unwrap(), expected);
     }
 

@@ -1,7 +1,7 @@
 //! The service for the provisioner of this node, on the control socket.
 
 use std::collections::HashMap;
-use std::pin::Pin;
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -12,17 +12,18 @@ use csi_wire::{Settings, SettingsError, reserved, volumes as wire};
 use loopfs::volume_store::{
     Annotations, ChargedTo, OwnedContentSource, SnapshotId, VolumeId, VolumeKind, VolumeSpec,
 };
-use loopfs::{Bytes, ErrorKind, FilesystemUuid};
+use loopfs::{Bytes, FilesystemUuid};
 use tokio::sync::mpsc;
+use tokio_stream::iter;
 use tokio_stream::wrappers::ReceiverStream;
-use tokio_stream::{Stream, iter};
 use tokio_util::sync::CancellationToken;
+use tonic::codegen::BoxStream;
 use tonic::{Request, Response, Status, async_trait};
 
 use super::controller;
-use super::rpc::{self, RpcKind, VolumeOperations, Volumes, WhileCalled};
+use super::rpc::{self, RpcKind, VolumeOperations, Volumes, WhileCalled, found};
 use crate::changes::{ChangeCounts, Changes};
-use crate::custody::{self, CustodyPath};
+use crate::custody;
 use crate::error::{Error, InvalidRequest, Result};
 use crate::foreign_files::{ForeignFileSearch, FoundFiles};
 use crate::locks::{LockMode, OperationObject};
@@ -42,7 +43,7 @@ pub(crate) struct VolumesService {
     changes: Arc<Changes>,
     foreign_files: Arc<ForeignFileSearch>,
     /// Locked while the record of custody is read and replaced.
-    custody: Arc<Mutex<CustodyPath>>,
+    custody: Arc<Mutex<PathBuf>>,
     stop: CancellationToken,
 }
 
@@ -52,26 +53,19 @@ impl VolumesService {
         monitor: Arc<StorageMonitor>,
         changes: Arc<Changes>,
         foreign_files: Arc<ForeignFileSearch>,
-        custody: CustodyPath,
+        custody: PathBuf,
         stop: CancellationToken,
     ) -> Self {
         Self { operations, monitor, changes, foreign_files, custody: Arc::new(Mutex::new(custody)), stop }
     }
 }
 
-/// A stream of messages.
-type Messages<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
-
 #[async_trait]
 impl VolumesRpc for VolumesService {
-    type WatchStream = ReceiverStream<Result<wire::NodeState, Status>>;
-    type ListStream = Messages<wire::ListPage>;
-    type ListForeignFilesStream = Messages<wire::ForeignFiles>;
-
     async fn watch(
         &self,
         _request: Request<wire::WatchRequest>,
-    ) -> Result<Response<Self::WatchStream>, Status> {
+    ) -> Result<Response<BoxStream<wire::NodeState>>, Status> {
         let (sender, states) = mpsc::channel(1);
         let (monitor, mut changes, stop) =
             (Arc::clone(&self.monitor), self.changes.subscribe(), self.stop.clone());
@@ -95,7 +89,7 @@ impl VolumesRpc for VolumesService {
             };
             stop.run_until_cancelled(watching).await;
         });
-        Ok(Response::new(ReceiverStream::new(states)))
+        Ok(Response::new(Box::pin(ReceiverStream::new(states))))
     }
 
     async fn create(
@@ -175,11 +169,8 @@ impl VolumesRpc for VolumesService {
             let work = move |volumes: &Volumes| {
                 let publisher = volumes.monitor.verified()?;
                 require_filesystem(&publisher, filesystem)?;
-                match publisher.store().confirm(&id) {
-                    // Confirming a volume that does not exist succeeds.
-                    Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
-                    confirmed => Ok(confirmed?),
-                }
+                // Confirming a volume that does not exist succeeds.
+                found(publisher.store().confirm(&id)).map(drop)
             };
             self.operations.locked_unless_hanging([], work).await?;
             Ok(wire::ConfirmResponse {})
@@ -187,7 +178,10 @@ impl VolumesRpc for VolumesService {
         .await
     }
 
-    async fn list(&self, request: Request<wire::ListRequest>) -> Result<Response<Self::ListStream>, Status> {
+    async fn list(
+        &self,
+        request: Request<wire::ListRequest>,
+    ) -> Result<Response<BoxStream<wire::ListPage>>, Status> {
         let only_pending = request.into_inner().only_pending;
         rpc::traced("List", RpcKind::ReadOnly, "", async {
             let work = move |volumes: &Volumes| {
@@ -204,7 +198,7 @@ impl VolumesRpc for VolumesService {
             };
             let (filesystem, listed) = self.operations.locked_unless_hanging([], work).await?;
             let pages = pages(filesystem, listed).into_iter().map(Ok);
-            Ok(Box::pin(iter(pages)) as Self::ListStream)
+            Ok(Box::pin(iter(pages)) as BoxStream<wire::ListPage>)
         })
         .await
     }
@@ -249,7 +243,7 @@ impl VolumesRpc for VolumesService {
     async fn list_foreign_files(
         &self,
         _request: Request<wire::ListForeignFilesRequest>,
-    ) -> Result<Response<Self::ListForeignFilesStream>, Status> {
+    ) -> Result<Response<BoxStream<wire::ForeignFiles>>, Status> {
         let found = self.foreign_files.found().into_iter().map(|found| Ok(foreign_files(found)));
         Ok(Response::new(Box::pin(iter(found))))
     }
@@ -299,7 +293,7 @@ fn new_volume(request: wire::CreateRequest) -> Result<NewVolume> {
 fn create(volumes: &Volumes, new: &NewVolume, is_wanted: &dyn Fn() -> bool) -> Result<wire::CreateResponse> {
     let publisher = volumes.monitor.verified()?;
     // The volume of an interrupted attempt is pending: nothing has written to it but the attempt.
-    let held_data = match controller::existing(&publisher, &new.volume)? {
+    let held_data = match found(publisher.store().volume(&new.volume))? {
         Some(volume) => !volume.is_pending()? && volume.holds_data()?,
         None => false,
     };

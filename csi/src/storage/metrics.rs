@@ -1,7 +1,6 @@
 //! The metrics of the storage.
 
-use loopfs::loop_device::DeviceCounts;
-use loopfs::volume_store::{Space, StoreCounts};
+use loopfs::publish::Publisher;
 use prometheus_client::registry::Registry;
 use service::Gauges;
 
@@ -12,11 +11,7 @@ impl StorageMonitor {
     /// is. This accesses no volume, but lists two directories and sysfs, which takes about 10 µs for each attached device and 1 µs
     /// for each volume. Blocks.
     pub(crate) fn register(&self, registry: &mut Registry) -> bool {
-        let registered = self.verified().and_then(|storage| {
-            let (store, loops) = (storage.store(), storage.devices().loops());
-            register_counts(registry, store.space()?, store.counts()?, loops.counts()?, loops.idle());
-            Ok(())
-        });
+        let registered = self.verified().and_then(|storage| Ok(register_counts(registry, &storage)?));
         if let Err(error) = &registered {
             tracing::debug!(%error, "omitting the metrics of the storage, which is unavailable");
         }
@@ -26,13 +21,9 @@ impl StorageMonitor {
     }
 }
 
-pub(crate) fn register_counts(
-    registry: &mut Registry,
-    space: Space,
-    volumes: StoreCounts,
-    devices: DeviceCounts,
-    idle: usize,
-) {
+fn register_counts(registry: &mut Registry, publisher: &Publisher) -> loopfs::Result<()> {
+    let (store, loops) = (publisher.store(), publisher.devices().loops());
+    let (space, volumes, devices) = (store.space()?, store.counts()?, loops.counts()?);
     registry.bytes("store_capacity", "Size of the data file system", space.total.0);
     registry.bytes("store_available", "Size of the largest volume that can be created", space.available.0);
     registry.bytes("store_promised", "Bytes reserved for volumes, whether used or not", space.reserved.0);
@@ -41,7 +32,9 @@ pub(crate) fn register_counts(
     let trash = "Files and directories of deleted volumes that are not freed yet";
     registry.count("trash_entries", trash, volumes.trash as u64);
     registry.count("attached_devices", "Loop devices that are attached to a file", devices.attached as u64);
-    registry.count("idle_devices", "Idle loop devices that are kept for the next attachments", idle as u64);
+    let idle = "Idle loop devices that are kept for the next attachments";
+    registry.count("idle_devices", idle, loops.idle() as u64);
     let buffered = "Attached loop devices whose I/O goes through the page cache";
     registry.count("devices_without_direct_io", buffered, devices.without_direct_io as u64);
+    Ok(())
 }

@@ -3,12 +3,8 @@
 use std::fs;
 use std::io::Read;
 use std::net::SocketAddr;
-use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 
-use loopfs::ErrorKind;
-use loopfs::loop_device::{Access, LoopControl};
-use loopfs::volume_store::{StoreOptions, VolumeStore};
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use tempfile::TempDir;
 use testcontainers::bollard::models::HostConfig;
@@ -66,17 +62,14 @@ pub(crate) struct Machine {
     metrics: SocketAddr,
     /// The kubelet's directory as the driver expects it.
     kubelet_argument: PathBuf,
-    // Dropped before the volumes, because the store does not delete a volume that is published.
     mount: SharedMount,
-    _volumes: Volumes,
     _scratch: TempDir,
 }
 
 impl Machine {
     /// Returns a machine whose volumes are on `data`. The kubelet's directory is a mount of its own, which is shared as
-    /// on every machine with systemd. Panics if `data` has volumes, because a failed test deletes all volumes there.
+    /// on every machine with systemd.
     pub(crate) fn new(data: &Path) -> Self {
-        let volumes = Volumes::none_yet(data);
         let scratch = tempfile::tempdir().unwrap();
         let mut directories = Directories::create(scratch.path(), data);
         let mount = SharedMount::new(directories.kubelet.clone());
@@ -96,7 +89,6 @@ impl Machine {
             kubelet_argument: directories.kubelet.clone(),
             directories,
             mount,
-            _volumes: volumes,
             _scratch: scratch,
         }
     }
@@ -207,44 +199,6 @@ impl Drop for SharedMount {
         if let Err(error) = umount2(&self.0, MntFlags::MNT_DETACH) {
             eprintln!("unmount {}: {error}", self.0.display());
         }
-    }
-}
-
-/// The volumes of a test on the data file system, which all tests share. If the test fails, dropping this deletes them.
-struct Volumes(PathBuf);
-
-impl Volumes {
-    /// Returns the volumes that a test will create on a file system that has none.
-    fn none_yet(data: &Path) -> Self {
-        match VolumeStore::open(data, StoreOptions::default()) {
-            Ok(store) => {
-                const PRESENT: &str =
-                    "the file system for tests has volumes that no running test has created";
-                assert_eq!(store.list().unwrap(), [], "{}: {PRESENT}", data.display());
-                assert_eq!(store.snapshots().unwrap(), [], "{}: {PRESENT}", data.display());
-            }
-            // No store can be opened on a file system without quotas, so dropping this deletes nothing there.
-            Err(error) => assert_eq!(error.kind(), ErrorKind::NotEnforced, "{error}"),
-        }
-        Self(data.to_owned())
-    }
-}
-
-impl Drop for Volumes {
-    fn drop(&mut self) {
-        if !std::thread::panicking() {
-            return;
-        }
-        let Ok(store) = VolumeStore::open(&self.0, StoreOptions::default()) else { return };
-        for volume in store.list().unwrap_or_default() {
-            if let Ok(image) = store.volume(&volume).and_then(|volume| volume.open_image(Access::ReadOnly)) {
-                LoopControl::open().and_then(|control| control.detach_all(image.as_fd())).ok();
-            }
-            if let Err(error) = store.delete(&volume) {
-                eprintln!("delete the volume of a failed test: {error}");
-            }
-        }
-        store.empty_trash().ok();
     }
 }
 

@@ -3,12 +3,8 @@
 use std::fs::{self, File};
 use std::io::{Read, Write};
 use std::os::unix::fs::FileTypeExt;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use csi_wire::csi as wire;
-use loopfs::Bytes;
-use loopfs::loop_device::LoopControl;
-use loopfs::volume_store::{StoreOptions, VolumeKind, VolumeSpec, VolumeStore};
 use nix::sys::statvfs::statvfs;
 use rstest::rstest;
 use tonic::Code;
@@ -78,39 +74,6 @@ fn block_volume_outlives_container_of_driver(#[case] volume: &str, #[case] machi
     driver.client.delete_volume(delete(volume)).unwrap();
     assert!(!target.exists());
     assert_eq!(driver.stop().0, 0);
-}
-
-#[test]
-fn nonempty_store_is_refused_and_kept() {
-    let data = path_from("LOOPFS_TEST_XFS");
-    let store = VolumeStore::open(&data, StoreOptions::default()).unwrap();
-    let present = "present".parse().unwrap();
-    store.create(&present, &VolumeSpec::new(VolumeKind::Filesystem, Bytes(1 << 20))).unwrap();
-    let refused = catch_unwind(|| drop(machine()));
-    let left = store.list();
-    assert!(store.delete(&present).unwrap());
-    assert_eq!(store.empty_trash().unwrap(), 1);
-    assert!(refused.is_err());
-    assert_eq!(left.unwrap(), [present]);
-}
-
-#[test]
-fn volumes_of_failed_test_are_deleted() {
-    let machine = machine();
-    let test = || {
-        let machine = machine;
-        let driver = machine.start();
-        driver.client.wait_until_ready();
-        driver.client.create_volume(create("failed", 4 * MIB, block())).unwrap();
-        let target = machine.directories.kubelet.join("failed");
-        driver.client.node_publish_volume(publish("failed", &target, block())).unwrap();
-        panic!("as a failed test");
-    };
-    catch_unwind(AssertUnwindSafe(test)).unwrap_err();
-    let store = VolumeStore::open(&path_from("LOOPFS_TEST_XFS"), StoreOptions::default()).unwrap();
-    assert_eq!(store.list().unwrap(), []);
-    let bound = LoopControl::open().unwrap().list().unwrap().devices;
-    assert!(bound.iter().all(|status| !status.is_labelled("failed")), "{bound:?}");
 }
 
 /// It is mounted on the machine and not only in the container.

@@ -1,11 +1,9 @@
 //! Tests of Block volumes.
 
 use std::fs::{self, File};
-use std::os::unix::fs::symlink;
 
+use csi::volume_mounts::mount_points;
 use csi_wire::csi as wire;
-use csi_wire::csi::volume_capability::access_mode::Mode as AccessMode;
-use csi_wire::csi::volume_capability::{AccessType, BlockVolume};
 use csi_wire::csi::volume_usage::Unit;
 use loopfs::Bytes;
 use loopfs::loop_device::LoopControl;
@@ -15,46 +13,11 @@ use nix::sys::stat::{Mode, SFlag, mknod};
 use rstest::rstest;
 use tonic::Code;
 
-use crate::calls_in_progress::{lock_image, wait_until_busy};
+use crate::calls_in_progress::{lock_image, until_free, wait_until_busy};
 use crate::fixture::{
-    Fixture, MIB, bind_mount_node, device_number, device_size, id, is_block_device, read_from, repeated,
-    write_to,
+    Fixture, MIB, bind_mount_node, device_number, device_size, id, read_from, repeated, write_to,
 };
 use crate::support::*;
-
-#[test]
-fn publish_and_unpublish_are_idempotent() {
-    let fixture = Fixture::with_volume(VolumeKind::Block);
-    let (staging, target) = (fixture.target("staging"), fixture.target("target"));
-    for _ in 0..2 {
-        fixture.node().node_stage_volume(stage("v", &staging, block())).unwrap();
-        assert_eq!(fixture.devices("v").len(), 1);
-    }
-    for _ in 0..2 {
-        fixture.node().node_publish_volume(publish("v", &target, block())).unwrap();
-        assert_eq!((fixture.mounts_at(&target), fixture.devices("v").len()), (1, 1));
-    }
-    assert!(is_block_device(&target));
-    assert_eq!(device_size(&File::open(&target).unwrap()), MIB);
-    let status = &fixture.devices("v")[0];
-    assert!(status.direct_io && status.block_size == 512, "{status:?}");
-    write_to(&target, b"kept").unwrap();
-    for _ in 0..2 {
-        fixture.node().node_unpublish_volume(unpublish("v", &target)).unwrap();
-        assert!(!target.exists());
-    }
-    for _ in 0..2 {
-        fixture.node().node_unstage_volume(unstage("v", &staging)).unwrap();
-        assert_eq!(fixture.devices("v"), []);
-    }
-
-    // After a reboot the orchestrator does not stage the volume again.
-    fixture.node().node_publish_volume(publish("v", &target, block())).unwrap();
-    assert_eq!(read_from(&target, 4), b"kept");
-    fixture.node().node_unpublish_volume(unpublish("v", &target)).unwrap();
-    assert_eq!(fixture.devices("v"), []);
-    fixture.finish();
-}
 
 /// Each close of a writable descriptor makes udev examine the device.
 #[test]
@@ -85,7 +48,8 @@ fn publishing_fails_after_concurrent_deletion() {
     let lock = lock_image(&fixture, "v");
     let slow = Client::connect(&fixture.directories.endpoint);
     std::thread::scope(|scope| {
-        let response = scope.spawn(|| slow.publish_when_free(publish("v", &target, block())));
+        let response =
+            scope.spawn(|| until_free(|| slow.node_publish_volume(publish("v", &target, block()))));
         wait_until_busy(fixture.node(), "v", &target);
         fixture.delete_in_use("v");
         drop(lock);
@@ -94,18 +58,6 @@ fn publishing_fails_after_concurrent_deletion() {
     drop(slow);
     assert_eq!(LoopControl::open().unwrap().list().unwrap().devices, []);
     assert!(!target.exists());
-    fixture.finish();
-}
-
-/// Unstaging a volume that was staged and never published succeeds too.
-#[test]
-fn unstaging_an_unstaged_volume_succeeds() {
-    let fixture = Fixture::with_volume(VolumeKind::Block);
-    let staging = fixture.target("staging");
-    fixture.node().node_unstage_volume(unstage("v", &staging)).unwrap();
-    fixture.node().node_stage_volume(stage("v", &staging, block())).unwrap();
-    fixture.node().node_unstage_volume(unstage("v", &staging)).unwrap();
-    assert_eq!(fixture.devices("v"), []);
     fixture.finish();
 }
 
@@ -142,6 +94,8 @@ fn decoy_mount_is_no_publication(#[case] decoy: Decoy) {
         Decoy::File | Decoy::Node => fs::write(&sub_path, "").unwrap(),
     }
     bind_mount_node(&source, &sub_path);
+    let published = mount_points(&fixture.directories.data, &id("v")).unwrap();
+    assert_eq!(published, Some(vec![target.clone()]));
 
     fixture.node().node_unpublish_volume(unpublish("v", &target)).unwrap();
     assert_eq!(fixture.devices("v"), []);
@@ -288,30 +242,13 @@ fn detached_devices_stay_mounted_until_unpublish() {
     assert_refused(refused, Code::FailedPrecondition, &["detached", "end the workloads"]);
     assert_eq!((fixture.mounts_at(&target), device_number(&target)), (1, number));
     fixture.node().node_unpublish_volume(unpublish("v", &target)).unwrap();
+    fixture.node().node_unstage_volume(unstage("v", &fixture.target("staging"))).unwrap();
+    assert_eq!(read_from(&others, 5), b"other", "the device of the other volume is kept");
     fixture.node().node_publish_volume(publish("v", &target, block())).unwrap();
     assert_eq!(read_from(&target, 5), [0; 5]);
     for (volume, target) in [("v", &target), ("other", &others)] {
         fixture.node().node_unpublish_volume(unpublish(volume, target)).unwrap();
     }
-    fixture.finish();
-}
-
-/// The loop device of the stale target belongs to another volume now.
-#[test]
-fn unpublishing_stale_target_keeps_other_device() {
-    let mut fixture = Fixture::with_volume(VolumeKind::Block);
-    fixture.volume("other", VolumeKind::Block);
-    let (target, others) = (fixture.target("target"), fixture.target("others"));
-    fixture.node().node_publish_volume(publish("v", &target, block())).unwrap();
-    fixture.detach_devices("v");
-    fixture.node().node_publish_volume(publish("other", &others, block())).unwrap();
-
-    fixture.node().node_unpublish_volume(unpublish("v", &target)).unwrap();
-    fixture.node().node_unstage_volume(unstage("v", &fixture.target("staging"))).unwrap();
-    assert!(!target.exists());
-    assert_eq!(fixture.devices("other").len(), 1);
-    write_to(&others, b"works").unwrap();
-    fixture.node().node_unpublish_volume(unpublish("other", &others)).unwrap();
     fixture.finish();
 }
 
@@ -336,74 +273,6 @@ fn open_device_is_detached_on_close() {
     write_to(&target, b"works").unwrap();
     assert_eq!(fixture.devices("v").len(), 1);
     repeated(|| fixture.node().node_unpublish_volume(unpublish("v", &target))).unwrap();
-    assert_eq!(fixture.devices("v"), []);
-    fixture.finish();
-}
-
-/// The parent directory must exist.
-#[test]
-fn target_must_be_an_empty_file() {
-    let fixture = Fixture::with_volume(VolumeKind::Block);
-    let publish_at =
-        |name: &str| fixture.node().node_publish_volume(publish("v", &fixture.target(name), block()));
-
-    fs::write(fixture.target("file"), "").unwrap();
-    publish_at("file").unwrap();
-    fs::write(fixture.target("full"), "precious").unwrap();
-    assert_refused(publish_at("full"), Code::FailedPrecondition, &["not an empty file"]);
-    fs::create_dir(fixture.target("directory")).unwrap();
-    assert_refused(publish_at("directory"), Code::FailedPrecondition, &["not an empty file"]);
-    symlink(fixture.target("file"), fixture.target("link")).unwrap();
-    assert_refused(publish_at("link"), Code::FailedPrecondition, &["not an empty file"]);
-    assert_refused(publish_at("absent/target"), Code::FailedPrecondition, &["does not exist"]);
-    assert_eq!(fixture.mounts_at(&fixture.target("file")), 1);
-
-    for name in ["directory", "link", "file"] {
-        fixture.node().node_unpublish_volume(unpublish("v", &fixture.target(name))).unwrap();
-        assert!(!fixture.target(name).exists());
-    }
-    fixture.finish();
-}
-
-#[test]
-fn single_writer_volume_has_one_target() {
-    let fixture = Fixture::with_volume(VolumeKind::Block);
-    let single = capability(AccessType::Block(BlockVolume {}), AccessMode::SingleNodeSingleWriter);
-    let (first, second) = (fixture.target("first"), fixture.target("second"));
-    for _ in 0..2 {
-        fixture.node().node_publish_volume(publish("v", &first, single.clone())).unwrap();
-    }
-    let refused = fixture.node().node_publish_volume(publish("v", &second, single.clone()));
-    assert_refused(refused, Code::FailedPrecondition, &[first.to_str().unwrap()]);
-    assert!(!second.exists());
-    fixture.node().node_unpublish_volume(unpublish("v", &first)).unwrap();
-    fixture.node().node_publish_volume(publish("v", &second, single)).unwrap();
-    fixture.node().node_unpublish_volume(unpublish("v", &second)).unwrap();
-    fixture.finish();
-}
-
-#[test]
-fn concurrent_publishing_leaves_one_mount() {
-    let fixture = Fixture::with_volume(VolumeKind::Block);
-    let target = fixture.target("target");
-    let results = fixture.node().publish_concurrently(&publish("v", &target, block()), 16);
-    assert!(results.iter().any(Result::is_ok));
-    for refused in results.into_iter().filter(Result::is_err) {
-        assert_refused(refused, Code::Aborted, &["in progress"]);
-    }
-    assert_eq!((fixture.mounts_at(&target), fixture.devices("v").len()), (1, 1));
-    fixture.node().node_unpublish_volume(unpublish("v", &target)).unwrap();
-    fixture.finish();
-}
-
-#[test]
-fn mounting_a_block_volume_is_refused() {
-    let fixture = Fixture::with_volume(VolumeKind::Block);
-    let target = fixture.target("target");
-    let as_mount = publish("v", &target, mount(&[]));
-    let refused = fixture.node().node_publish_volume(as_mount);
-    assert_refused(refused, Code::InvalidArgument, &["directory", "Block"]);
-    assert!(!target.exists());
     assert_eq!(fixture.devices("v"), []);
     fixture.finish();
 }

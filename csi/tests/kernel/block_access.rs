@@ -1,64 +1,13 @@
 //! Tests of Block volumes that are published for writing or read-only.
 
 use std::fs::File;
-use std::os::fd::AsFd;
 
-use loopfs::loop_device::{Access, AttachOptions, LoopControl};
+use loopfs::loop_device::Access;
 use loopfs::volume_store::VolumeKind;
 use tonic::Code;
 
-use crate::fixture::{Fixture, id, read_from, repeated, write_to};
+use crate::fixture::{Fixture, repeated, write_to};
 use crate::support::*;
-
-/// The loop device itself is read-only, not only the mount.
-#[test]
-fn read_only_publication_refuses_device_writes() {
-    let fixture = Fixture::with_volume(VolumeKind::Block);
-    let (writer, reader) = (fixture.target("writer"), fixture.target("reader"));
-    fixture.node().node_publish_volume(publish("v", &writer, block())).unwrap();
-    write_to(&writer, b"seen").unwrap();
-    fixture.node().node_unpublish_volume(unpublish("v", &writer)).unwrap();
-
-    let read_only = publish_read_only("v", &reader, block());
-    for _ in 0..2 {
-        fixture.node().node_publish_volume(read_only.clone()).unwrap();
-        assert_eq!((fixture.mounts_at(&reader), fixture.devices("v").len()), (1, 1));
-    }
-    assert!(write_to(&reader, b"lost").is_err());
-    assert_eq!(read_from(&reader, 4), b"seen");
-    let other_way = publish("v", &reader, block());
-    assert_refused(
-        fixture.node().node_publish_volume(other_way),
-        Code::AlreadyExists,
-        &["reader", "unpublish"],
-    );
-    fixture.node().node_unpublish_volume(unpublish("v", &reader)).unwrap();
-    assert_eq!(fixture.devices("v"), []);
-    fixture.finish();
-}
-
-/// Each device has a page cache of its own. A volume is therefore not published for writing and read-only at the same
-/// time.
-#[test]
-fn separate_reader_device_returns_old_data() {
-    let fixture = Fixture::without_driver();
-    fixture.volume("v", VolumeKind::Block);
-    let control = LoopControl::open().unwrap();
-    let [reader, writer] = [Access::ReadOnly, Access::ReadWrite].map(|access| {
-        let image = fixture.store.volume(&id("v")).unwrap().open_image(access).unwrap();
-        control.ensure_attached(image.as_fd(), &AttachOptions::new(access)).unwrap().path()
-    });
-    // An open device keeps its cache.
-    let open = File::open(&reader).unwrap();
-    assert_eq!(read_from(&reader, 3), [0; 3]);
-    write_to(&writer, b"new").unwrap();
-    assert_eq!(read_from(&reader, 3), [0; 3], "the kernel keeps the two devices coherent");
-    drop(open);
-    let image = fixture.image("v");
-    control.detach_all(image.as_fd()).unwrap();
-    drop((image, control));
-    fixture.finish();
-}
 
 #[test]
 fn writable_and_read_only_publications_conflict() {

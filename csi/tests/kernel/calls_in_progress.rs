@@ -2,7 +2,7 @@
 //! it.
 
 use std::os::fd::OwnedFd;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use loopfs::volume_store::VolumeKind;
 use nix::fcntl::{Flock, FlockArg};
@@ -20,15 +20,10 @@ pub(crate) fn lock_image(fixture: &Fixture, volume: &str) -> Flock<OwnedFd> {
 /// lock on the image, and gets ABORTED while another call has the volume locked. (The expansion locks the volume for a
 /// moment itself, so the other call may have to be repeated.)
 pub(crate) fn wait_until_busy(node: &Client, volume: &str, target: &std::path::Path) {
-    let start = Instant::now();
-    let is_busy = || {
+    wait_until("a call is in progress", || {
         let refused = node.node_expand_volume(expand(volume, target, 0, 0)).err();
         refused.is_some_and(|status| status.code() == Code::Aborted)
-    };
-    while !is_busy() {
-        assert!(start.elapsed() < TIMEOUT, "nothing is in progress");
-        std::thread::sleep(Duration::from_millis(20));
-    }
+    });
 }
 
 /// Repeats a call while another call has the volume locked.
@@ -51,7 +46,7 @@ fn call_locks_only_its_own_volume() {
     let slow = Client::connect(&fixture.directories.endpoint);
     let request = publish("v", &target, block());
     std::thread::scope(|scope| {
-        let response = scope.spawn(|| slow.publish_when_free(request.clone()));
+        let response = scope.spawn(|| until_free(|| slow.node_publish_volume(request.clone())));
         wait_until_busy(fixture.node(), "v", &target);
         let staging = fixture.target("staging");
         for refused in [
@@ -87,11 +82,7 @@ fn call_of_disconnected_client_keeps_lock() {
     assert_refused(refused, Code::Aborted, &["in progress"]);
     drop(lock);
 
-    let start = Instant::now();
-    while let Err(refused) = fixture.node().node_unpublish_volume(unpublish("v", &target)) {
-        assert_eq!(refused.code(), Code::Aborted, "{}", refused.message());
-        assert!(start.elapsed() < TIMEOUT, "the volume is never free again");
-    }
+    until_free(|| fixture.node().node_unpublish_volume(unpublish("v", &target))).unwrap();
     assert_eq!(fixture.devices("v"), []);
     fixture.finish();
 }
@@ -107,7 +98,7 @@ fn stopping_driver_finishes_calls_in_progress() {
     let slow = Client::connect(&fixture.directories.endpoint);
     let response = std::thread::spawn({
         let request = publish("v", &target, block());
-        move || slow.publish_when_free(request)
+        move || until_free(|| slow.node_publish_volume(request.clone()))
     });
     wait_until_busy(&driver, "v", &target);
     driver.begin_to_stop();

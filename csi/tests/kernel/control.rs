@@ -408,11 +408,7 @@ fn assert_no_copy(fixture: &Fixture) {
 fn a_copy_ends_with_its_call(#[case] begin: fn(&Node) -> Copying) {
     let node = node_with_many_files();
     begin(&node).abort();
-    let start = Instant::now();
-    while node.entries("staging") + node.entries("trash") > 0 {
-        assert!(start.elapsed() < TIMEOUT, "the copied files stay");
-        std::thread::sleep(Duration::from_millis(20));
-    }
+    wait_until("the copied files are removed", || node.entries("staging") + node.entries("trash") == 0);
     assert_no_copy(&node.fixture);
     node.finish();
 }

@@ -1,10 +1,8 @@
 //! Tests of the Controller service: creating, listing, expanding and deleting volumes.
 
-use std::collections::BTreeSet;
 use std::fs::{self, File};
 use std::os::fd::AsFd;
 use std::path::Path;
-use std::time::Instant;
 
 use csi_wire::csi as wire;
 use loopfs::Bytes;
@@ -41,15 +39,7 @@ fn create_on(
     node: &str,
     capability: Option<wire::VolumeCapability>,
 ) -> wire::CreateVolumeRequest {
-    let requirement = wire::TopologyRequirement { requisite: vec![topology(node)], preferred: Vec::new() };
-    wire::CreateVolumeRequest {
-        accessibility_requirements: Some(requirement),
-        ..create(name, FOUR, capability)
-    }
-}
-
-fn topology(node: &str) -> wire::Topology {
-    wire::Topology { segments: [(format!("topology.{DRIVER}/node"), node.to_owned())].into() }
+    wire::CreateVolumeRequest { accessibility_requirements: on(node), ..create(name, FOUR, capability) }
 }
 
 /// Returns the names of the volumes in a list.
@@ -78,13 +68,6 @@ fn read(target: &Path, kind: VolumeKind) -> Vec<u8> {
     match kind {
         VolumeKind::Filesystem => fs::read(target.join("file")).unwrap(),
         VolumeKind::Block => read_from(target, 4),
-    }
-}
-
-fn capability_of(kind: VolumeKind) -> Option<wire::VolumeCapability> {
-    match kind {
-        VolumeKind::Filesystem => mount(&[]),
-        VolumeKind::Block => block(),
     }
 }
 
@@ -152,12 +135,8 @@ fn space_of_deleted_volume_is_freed() {
     fixture.node().create_volume(create("v", 64 * FOUR, block())).unwrap();
     assert!(available() <= before - 64 * FOUR);
     fixture.node().delete_volume(delete("v")).unwrap();
-    let start = Instant::now();
     // The tolerance is for the metadata of the file system.
-    while trash(&fixture) > 0 || available() < before - FOUR {
-        assert!(start.elapsed() < TIMEOUT, "{} in the trash, {} available", trash(&fixture), available());
-        std::thread::sleep(std::time::Duration::from_millis(20));
-    }
+    wait_until("the space is free", || trash(&fixture) == 0 && available() >= before - FOUR);
     fixture.finish();
 }
 
@@ -168,12 +147,8 @@ fn trash_of_earlier_driver_is_freed() {
     fixture.volume("old", VolumeKind::Filesystem);
     assert!(fixture.store.delete(&id("old")).unwrap());
     fixture.start_driver();
-    let start = Instant::now();
     // The driver releases the project after it has removed the files.
-    while trash(&fixture) > 0 || fixture.projects() > before {
-        assert!(start.elapsed() < TIMEOUT, "the trash is not emptied");
-        std::thread::sleep(std::time::Duration::from_millis(20));
-    }
+    wait_until("the trash is empty", || trash(&fixture) == 0 && fixture.projects() == before);
     fixture.finish();
 }
 
@@ -207,60 +182,6 @@ fn same_name_with_other_properties_fails(
         assert_eq!(created(fixture.node().create_volume(request)), volume);
     }
     assert_eq!(fixture.store.list().unwrap(), [id("v")]);
-    fixture.finish();
-}
-
-#[test]
-fn different_names_have_different_volumes() {
-    let fixture = Fixture::new();
-    let listing = || {
-        let names = fs::read_dir(&fixture.directories.data).unwrap();
-        names.map(|entry| entry.unwrap().file_name()).collect::<BTreeSet<_>>()
-    };
-    let before = listing();
-    let longest = "n".repeat(128);
-    let slashes = "/".repeat(128);
-    let suggested = [
-        "plain",
-        "../../outside",
-        "..",
-        "/etc/passwd",
-        ".hidden",
-        "two\nlines",
-        "Bücher",
-        &longest,
-        &slashes,
-    ];
-    let mut ids = BTreeSet::new();
-    for name in suggested {
-        let volume = created(fixture.node().create_volume(create(name, FOUR, mount(&[]))));
-        assert_eq!(created(fixture.node().create_volume(create(name, FOUR, mount(&[])))), volume);
-        ids.insert(volume.volume_id);
-    }
-    assert_eq!(ids.len(), suggested.len());
-    let listed = fixture.node().list_volumes(list(0, "")).unwrap();
-    assert_eq!(names(&listed), ids.iter().map(String::as_str).collect::<Vec<_>>());
-    assert_eq!(listing(), before);
-    for volume in &ids {
-        fixture.node().delete_volume(delete(volume)).unwrap();
-    }
-    assert_eq!(fixture.store.list().unwrap(), []);
-    fixture.finish();
-}
-
-#[rstest]
-#[case::directory(VolumeKind::Filesystem)]
-#[case::device(VolumeKind::Block)]
-fn concurrent_create_calls_create_one_volume(#[case] kind: VolumeKind) {
-    let fixture = Fixture::new();
-    let results = fixture.node().create_concurrently(&create("v", FOUR, capability_of(kind)), 16);
-    let (created, refused): (Vec<_>, Vec<_>) = results.into_iter().partition(Result::is_ok);
-    assert!(!created.is_empty());
-    for response in refused {
-        assert_refused(response, Code::Aborted, &["in progress"]);
-    }
-    assert_eq!(fixture.store.list().unwrap(), [id("v")]);
-    fixture.node().delete_volume(delete("v")).unwrap();
     fixture.finish();
 }
 
@@ -344,14 +265,12 @@ fn list_has_nodes_and_conditions() {
             ("idle", FOUR, false, false),
         ]
     );
-    let condition = |volume: &str| {
-        let status = node.controller_get_volume(get(volume)).unwrap().status.unwrap();
-        status.volume_condition.unwrap().message
-    };
-    assert!(condition("directory").contains("77"), "{}", condition("directory"));
-    assert!(condition("foreign").contains("did not create it"), "{}", condition("foreign"));
-    let health = node.controller_list_volume_health(Default::default()).unwrap();
-    let reported: Vec<_> = health
+    for (volume, expected_text) in [("directory", "77"), ("foreign", "did not create it")] {
+        let condition = node.condition(volume);
+        assert!(condition.message.contains(expected_text), "{condition:?}");
+    }
+    let abnormal = node.controller_list_volume_health(Default::default()).unwrap();
+    let reported: Vec<_> = abnormal
         .entries
         .iter()
         .map(|entry| (entry.volume_id.as_str(), entry.health_statuses[0].status()))
@@ -359,11 +278,8 @@ fn list_has_nodes_and_conditions() {
     let (degraded, lost) = (wire::VolumeHealthErrorType::Degraded, wire::VolumeHealthErrorType::Inaccessible);
     assert_eq!(reported, [("directory", degraded), ("foreign", lost)]);
     for (volume, troubles) in [("directory", 1), ("device", 0)] {
-        let request = wire::NodeGetVolumeHealthRequest { volume_id: volume.to_owned(), ..Default::default() };
-        let on_node = node.node_get_volume_health(request).unwrap().volume_health.unwrap();
-        let request =
-            wire::ControllerGetVolumeHealthRequest { volume_id: volume.to_owned(), ..Default::default() };
-        let health = node.controller_get_volume_health(request).unwrap().volume_health.unwrap();
+        let on_node = node.node_get_volume_health(health_on_node(volume)).unwrap().volume_health.unwrap();
+        let health = node.controller_get_volume_health(health(volume)).unwrap().volume_health.unwrap();
         assert_eq!((on_node.health_statuses.len(), &on_node), (troubles, &health));
     }
     assert_eq!(node.node_get_storage_health(Default::default()).unwrap().backend_health, []);
@@ -444,11 +360,7 @@ fn volume_of_maximum_size_is_created(
             fixture.store.empty_trash().unwrap();
             // The driver empties the trash too, and may release the reservation after this process has returned.
             // The tolerance is for the metadata of the file system.
-            let start = Instant::now();
-            while available() < capacity.available_capacity - FOUR {
-                assert!(start.elapsed() < TIMEOUT, "{} of {capacity:?} available", available());
-                std::thread::yield_now();
-            }
+            wait_until("the space is free", || available() >= capacity.available_capacity - FOUR);
         }
     }
     fixture.finish();
@@ -457,36 +369,16 @@ fn volume_of_maximum_size_is_created(
 #[test]
 fn the_capacity_is_of_this_node() {
     let fixture = Fixture::new();
-    let on = |node: &str| {
+    let capacity = |node: &str| {
         let request =
             wire::GetCapacityRequest { accessible_topology: Some(topology(node)), ..Default::default() };
         fixture.node().get_capacity(request).unwrap().available_capacity
     };
-    assert_eq!((on(NODE) > 0, on("node-2")), (true, 0));
+    assert_eq!((capacity(NODE) > 0, capacity("node-2")), (true, 0));
     let elsewhere = fixture.node().create_volume(create_on("v", "node-2", block()));
     assert_refused(elsewhere, Code::ResourceExhausted, &["accessibility_requirements"]);
     fixture.node().create_volume(create_on("v", NODE, block())).unwrap();
     assert_eq!(fixture.store.list().unwrap(), [id("v")]);
-    fixture.finish();
-}
-
-#[rstest]
-#[case::limit_below_the_unit(0, 4095)]
-#[case::limit_below_the_size(4097, 8191)]
-#[case::more_than_a_file_can_be(i64::MAX, 0)]
-fn impossible_sizes_are_refused(#[case] required: i64, #[case] limit: i64) {
-    let fixture = Fixture::new();
-    let refused = fixture.node().create_volume(create_within("v", (required, limit), block()));
-    assert_refused(refused, Code::OutOfRange, &[]);
-    assert_eq!(fixture.store.list().unwrap(), []);
-    fixture.finish();
-}
-
-#[test]
-fn default_size_is_within_the_limit() {
-    let fixture = Fixture::new();
-    let volume = created(fixture.node().create_volume(create_within("v", (0, FOUR + 1), mount(&[]))));
-    assert_eq!(volume.capacity_bytes, FOUR);
     fixture.finish();
 }
 

@@ -20,7 +20,7 @@ use tempfile::TempDir;
 
 use crate::difference::assert_same;
 use crate::scratch_disk::ScratchDisk;
-use crate::support::{Client, Directories, Driver, TIMEOUT};
+use crate::support::{Client, Directories, Driver, TIMEOUT, wait_until};
 
 pub(crate) const MIB: u64 = 1 << 20;
 
@@ -244,13 +244,9 @@ fn open_files() -> Vec<String> {
 
 /// Waits until the kernel has detached all devices.
 pub(crate) fn until_detached() {
-    let start = Instant::now();
     let is_detached = |listed: DeviceList| listed.devices.is_empty() && listed.skipped.is_empty();
-    while !is_detached(LoopControl::open().unwrap().list().unwrap()) {
-        assert!(start.elapsed() < TIMEOUT, "a device is still attached");
-        // The kernel sends no event at the last close.
-        std::thread::sleep(Duration::from_millis(1));
-    }
+    // The kernel sends no event at the last close.
+    wait_until("no device is attached", || is_detached(LoopControl::open().unwrap().list().unwrap()));
 }
 
 /// Repeats a call, as an orchestrator does, while the driver repeats the cleanup of an earlier publication: the kernel has deferred the detach

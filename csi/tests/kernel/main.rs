@@ -15,7 +15,6 @@ mod difference;
 mod driver_process;
 mod fixture;
 mod health;
-mod in_use;
 mod left_behind;
 mod metrics;
 mod mount;

@@ -2,11 +2,8 @@
 
 use std::fs::{self, File};
 use std::os::fd::AsFd;
-use std::os::unix::fs::symlink;
 
 use csi_wire::csi as wire;
-use csi_wire::csi::volume_capability::access_mode::Mode;
-use csi_wire::csi::volume_capability::{AccessType, MountVolume};
 use csi_wire::csi::volume_usage::Unit;
 use loopfs::Bytes;
 use loopfs::mount::MountFlags;
@@ -17,27 +14,6 @@ use tonic::Code;
 
 use crate::fixture::{Fixture, MIB, flags_of_mount, id, size_of_mount};
 use crate::support::*;
-
-#[test]
-fn publish_and_unpublish_are_idempotent() {
-    let fixture = Fixture::with_volume(VolumeKind::Filesystem);
-    let target = fixture.target("target");
-    for _ in 0..2 {
-        fixture.node().node_publish_volume(publish("v", &target, mount(&[]))).unwrap();
-        assert_eq!(fixture.mounts_at(&target), 1);
-    }
-    assert_eq!(size_of_mount(&target), (MIB, MIB / 16384));
-    fs::write(target.join("file"), "kept").unwrap();
-    for _ in 0..2 {
-        fixture.node().node_unpublish_volume(unpublish("v", &target)).unwrap();
-        assert!(!target.exists());
-    }
-
-    fixture.node().node_publish_volume(publish("v", &target, mount(&[]))).unwrap();
-    assert_eq!(fs::read_to_string(target.join("file")).unwrap(), "kept");
-    fixture.node().node_unpublish_volume(unpublish("v", &target)).unwrap();
-    fixture.finish();
-}
 
 /// The file system below the mounts is mounted nosuid,nodev,noexec in all cases.
 #[rstest]
@@ -72,28 +48,6 @@ fn read_only_and_writable_publications_coexist() {
     for target in [&writer, &reader] {
         fixture.node().node_unpublish_volume(unpublish("v", target)).unwrap();
     }
-    fixture.finish();
-}
-
-#[test]
-fn republishing_with_other_flags_is_refused() {
-    let fixture = Fixture::with_volume(VolumeKind::Filesystem);
-    fixture.volume("other", VolumeKind::Filesystem);
-    let target = fixture.target("target");
-    let first = publish("v", &target, mount(&[]));
-    fixture.node().node_publish_volume(first.clone()).unwrap();
-    let read_only = wire::NodePublishVolumeRequest { readonly: true, ..first };
-    assert_refused(
-        fixture.node().node_publish_volume(read_only),
-        Code::AlreadyExists,
-        &["target", "unpublish"],
-    );
-    let flags = publish("v", &target, mount(&["nosuid"]));
-    assert_refused(fixture.node().node_publish_volume(flags), Code::AlreadyExists, &["target"]);
-    let other = publish("other", &target, mount(&[]));
-    assert_refused(fixture.node().node_publish_volume(other), Code::FailedPrecondition, &["something else"]);
-    assert_eq!((fixture.mounts_at(&target), flags_of_mount(&target)), (1, FsFlags::empty()));
-    fixture.node().node_unpublish_volume(unpublish("v", &target)).unwrap();
     fixture.finish();
 }
 
@@ -160,29 +114,6 @@ fn stats_describe_only_the_volume() {
     fixture.finish();
 }
 
-/// The parent directory must exist.
-#[test]
-fn target_must_be_an_empty_directory() {
-    let fixture = Fixture::with_volume(VolumeKind::Filesystem);
-    let publish_at =
-        |name: &str| fixture.node().node_publish_volume(publish("v", &fixture.target(name), mount(&[])));
-
-    fs::create_dir(fixture.target("directory")).unwrap();
-    publish_at("directory").unwrap();
-    fs::write(fixture.target("file"), "").unwrap();
-    assert_refused(publish_at("file"), Code::FailedPrecondition, &["not an empty directory"]);
-    symlink(fixture.target("directory"), fixture.target("link")).unwrap();
-    assert_refused(publish_at("link"), Code::FailedPrecondition, &["not an empty directory"]);
-    assert_refused(publish_at("absent/target"), Code::FailedPrecondition, &["does not exist"]);
-    assert_eq!(fixture.mounts_at(&fixture.target("directory")), 1);
-
-    for name in ["directory", "file", "link"] {
-        fixture.node().node_unpublish_volume(unpublish("v", &fixture.target(name))).unwrap();
-        assert!(!fixture.target(name).exists());
-    }
-    fixture.finish();
-}
-
 #[test]
 fn busy_overmounted_target_is_eventually_unpublished() {
     let fixture = Fixture::with_volume(VolumeKind::Filesystem);
@@ -228,23 +159,6 @@ fn deleted_volume_can_only_be_unpublished() {
 }
 
 #[test]
-fn single_writer_volume_has_one_target() {
-    let fixture = Fixture::with_volume(VolumeKind::Filesystem);
-    let single = capability(AccessType::Mount(MountVolume::default()), Mode::SingleNodeSingleWriter);
-    let (first, second) = (fixture.target("first"), fixture.target("second"));
-    for _ in 0..2 {
-        fixture.node().node_publish_volume(publish("v", &first, single.clone())).unwrap();
-    }
-    let refused = fixture.node().node_publish_volume(publish("v", &second, single.clone()));
-    assert_refused(refused, Code::FailedPrecondition, &[first.to_str().unwrap()]);
-    assert!(!second.exists());
-    fixture.node().node_unpublish_volume(unpublish("v", &first)).unwrap();
-    fixture.node().node_publish_volume(publish("v", &second, single)).unwrap();
-    fixture.node().node_unpublish_volume(unpublish("v", &second)).unwrap();
-    fixture.finish();
-}
-
-#[test]
 fn other_filesystem_or_kind_is_refused() {
     let fixture = Fixture::with_volume(VolumeKind::Filesystem);
     let target = fixture.target("target");
@@ -273,20 +187,6 @@ fn other_filesystem_or_kind_is_refused() {
     );
     assert!(!target.exists());
     fixture.node().node_publish_volume(on(&here)).unwrap();
-    fixture.node().node_unpublish_volume(unpublish("v", &target)).unwrap();
-    fixture.finish();
-}
-
-#[test]
-fn concurrent_publish_calls_leave_one_mount() {
-    let fixture = Fixture::with_volume(VolumeKind::Filesystem);
-    let target = fixture.target("target");
-    let results = fixture.node().publish_concurrently(&publish("v", &target, mount(&[])), 16);
-    assert!(results.iter().any(Result::is_ok));
-    for refused in results.into_iter().filter(Result::is_err) {
-        assert_refused(refused, Code::Aborted, &["in progress"]);
-    }
-    assert_eq!(fixture.mounts_at(&target), 1);
     fixture.node().node_unpublish_volume(unpublish("v", &target)).unwrap();
     fixture.finish();
 }

@@ -10,7 +10,6 @@ use std::sync::mpsc::{self, Receiver, Sender};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use csi_wire::csi as wire;
 use loopfs::Bytes;
 use loopfs::loop_device::LoopControl;
 use loopfs::mount::table;
@@ -223,7 +222,7 @@ impl Volume {
 
     /// Publishes without staging, as after a reboot.
     fn publish(&mut self, client: &mut Client<'_>) {
-        let request = publish(&self.name, &self.target, self.capability());
+        let request = publish(&self.name, &self.target, capability_of(self.kind));
         client.call_until_done(|driver| driver.node_publish_volume(request.clone()).map(drop));
         self.published = true;
     }
@@ -248,13 +247,6 @@ impl Volume {
         if self.published {
             let request = expand(&self.name, &self.target, capacity, 0);
             client.call_until_done(|driver| driver.node_expand_volume(request.clone()).map(drop));
-        }
-    }
-
-    fn capability(&self) -> Option<wire::VolumeCapability> {
-        match self.kind {
-            VolumeKind::Filesystem => mount(&[]),
-            VolumeKind::Block => block(),
         }
     }
 

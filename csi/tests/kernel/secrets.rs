@@ -88,8 +88,7 @@ fn secrets_are_never_logged() {
     node.controller_list_volume_health(Default::default()).unwrap();
     node.controller_list_volume_health(wire::ControllerListVolumeHealthRequest::default().with_secrets())
         .unwrap();
-    let of_v = wire::ControllerGetVolumeHealthRequest { volume_id: "v".to_owned(), ..Default::default() };
-    node.controller_get_volume_health(of_v.with_secrets()).unwrap();
+    node.controller_get_volume_health(health("v").with_secrets()).unwrap();
     node.node_get_storage_health(wire::NodeGetStorageHealthRequest::default().with_secrets()).unwrap();
     // These calls are refused, and their errors must not quote the request either.
     node.node_publish_volume(publish("absent", &target, mount(&["bad"])).with_secrets()).unwrap_err();

@@ -125,15 +125,3 @@ fn filesystem_volume_accepts_device_settings() {
     drop(volume);
     fixture.finish();
 }
-
-#[test]
-fn one_error_lists_all_invalid_parameters() {
-    let fixture = Fixture::new();
-    let wrong = [("directIO", "off"), ("logicalBlockSize", "1024"), ("provisioning", "sparse"), ("x", "y")];
-    let refused = fixture.node().create_volume(created_with("v", &wrong));
-    let expected_texts =
-        ["directIO", "logicalBlockSize", "provisioning", "\"x\"", "thick or thin", "512 or 4096"];
-    assert_refused(refused, Code::InvalidArgument, &expected_texts);
-    assert_eq!(fixture.store.list().unwrap(), []);
-    fixture.finish();
-}

@@ -2,15 +2,14 @@
 
 use std::fs::File;
 use std::path::Path;
-use std::time::{Duration, Instant};
 
-use csi_wire::csi as wire;
 use loopfs::volume_store::{StoreOptions, VolumeStore};
 use nix::fcntl::{Flock, FlockArg};
 use nix::mount::{MntFlags, umount2};
 use rstest::rstest;
 use tonic::Code;
 
+use crate::calls_in_progress::until_free;
 use crate::fixture::{Fixture, id};
 use crate::scratch_disk::ScratchDisk;
 use crate::support::*;
@@ -82,15 +81,11 @@ fn assert_storage_failed(driver: &Driver, volume: &str, target: &Path, expected_
     // The kubelet ignores a response without usage.
     assert!(stats.usage.iter().all(|usage| usage.total > 0) && !stats.usage.is_empty(), "{:?}", stats.usage);
 
-    let got = driver.controller_get_volume(get(volume)).unwrap();
-    let condition = got.status.unwrap().volume_condition.unwrap();
+    let condition = driver.condition(volume);
     assert!(condition.abnormal && condition.message.contains(expected_text), "{condition:?}");
 
-    let request = wire::NodeGetVolumeHealthRequest { volume_id: volume.to_owned(), ..Default::default() };
-    let on_node = driver.node_get_volume_health(request).unwrap().volume_health.unwrap();
-    let request =
-        wire::ControllerGetVolumeHealthRequest { volume_id: volume.to_owned(), ..Default::default() };
-    let by_controller = driver.controller_get_volume_health(request).unwrap().volume_health.unwrap();
+    let on_node = driver.node_get_volume_health(health_on_node(volume)).unwrap().volume_health.unwrap();
+    let by_controller = driver.controller_get_volume_health(health(volume)).unwrap().volume_health.unwrap();
     let listed = driver.controller_list_volume_health(Default::default()).unwrap().entries;
     let listed = listed.into_iter().find(|health| health.volume_id == volume).unwrap();
     for health in [on_node, by_controller, listed] {
@@ -115,6 +110,8 @@ fn volumes_can_be_unpublished_after_failure(#[case] kind: Kind, #[case] expected
 
     let failure = Failure::begin(kind, &disk);
     assert_refused(driver.probe(Default::default()), Code::FailedPrecondition, &[expected_text]);
+    let refused = driver.create_volume(create("new", 1 << 20, mount(&[])));
+    assert_refused(refused, Code::FailedPrecondition, &[expected_text]);
     for volume in &volumes {
         assert_storage_failed(&driver, volume, &fixture.target(volume), expected_text);
     }
@@ -147,12 +144,13 @@ fn volumes_can_be_unpublished_after_failure(#[case] kind: Kind, #[case] expected
 
 /// Deletes a volume. Waits for the cleanup that unpublish calls have left to the background.
 fn delete_when_free(driver: &Driver, volume: &str) {
-    let start = Instant::now();
-    while let Err(refused) = driver.delete_volume(delete(volume)) {
-        let is_expected = matches!(refused.code(), Code::Aborted | Code::FailedPrecondition);
-        assert!(is_expected && start.elapsed() < TIMEOUT, "{}", refused.message());
-        std::thread::sleep(Duration::from_millis(20));
-    }
+    wait_until("the volume is deleted", || match driver.delete_volume(delete(volume)) {
+        Ok(_) => true,
+        Err(refused) => {
+            assert!(matches!(refused.code(), Code::Aborted | Code::FailedPrecondition), "{refused}");
+            false
+        }
+    });
 }
 
 /// The pods of the earlier driver can end.
@@ -213,11 +211,7 @@ fn unpublishing_succeeds_before_failure_is_detected(#[case] kind: Kind) {
 
 /// Unstages a volume. Waits for the cleanup that the unpublish call may have left to the background.
 fn unstage_when_free(driver: &Driver, fixture: &Fixture, volume: &str) {
-    let start = Instant::now();
-    while let Err(refused) = driver.node_unstage_volume(unstage(volume, &fixture.target("staging"))) {
-        assert_eq!(refused.code(), Code::Aborted, "{}", refused.message());
-        assert!(start.elapsed() < TIMEOUT, "the volume is never free again");
-    }
+    until_free(|| driver.node_unstage_volume(unstage(volume, &fixture.target("staging")))).unwrap();
 }
 
 /// A frozen disk blocks the process that holds the lock.
@@ -231,7 +225,9 @@ fn unpublishing_ignores_locks_of_blocked_processes() {
         let failure = Failure::begin(Kind::Frozen, &disk);
         // The lock on publication records is held by a process that waits for the disk.
         scope.spawn(|| store.record_publication(&id("new"), Path::new("/"), Path::new("/pods/new")).unwrap());
-        wait_until_locked(&disk.data.join(".loopfs/users"));
+        let users = disk.data.join(".loopfs/users");
+        let lock = || Flock::lock(File::open(&users).unwrap(), FlockArg::LockExclusiveNonblock);
+        wait_until("the records are locked", || lock().is_err());
         for volume in &volumes {
             driver.node_unpublish_volume(unpublish(volume, &fixture.target(volume))).unwrap();
             assert!(!fixture.target(volume).exists());
@@ -248,12 +244,4 @@ fn unpublishing_ignores_locks_of_blocked_processes() {
     driver.stop();
     drop(disk);
     fixture.finish();
-}
-
-fn wait_until_locked(directory: &Path) {
-    let start = Instant::now();
-    while Flock::lock(File::open(directory).unwrap(), FlockArg::LockExclusiveNonblock).is_ok() {
-        assert!(start.elapsed() < TIMEOUT, "{} is not locked", directory.display());
-        std::thread::sleep(Duration::from_millis(5));
-    }
 }

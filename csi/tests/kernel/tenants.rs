@@ -51,13 +51,9 @@ fn unbind(node: &Path) {
     Device::open_path(node, Access::ReadWrite).unwrap().detach().unwrap();
 }
 
-fn start(fixture: &Fixture) -> (Process, Client) {
-    Process::start_ready(&fixture.directories)
-}
-
 /// A driver publishes a device, and is killed. Returns the node that the containers of the pod have.
 fn publish_and_kill(fixture: &Fixture, request: wire::NodePublishVolumeRequest) -> ContainerNode {
-    let (process, node) = start(fixture);
+    let (process, node) = Process::start_ready(&fixture.directories);
     let target = PathBuf::from(&request.target_path);
     node.node_publish_volume(request).unwrap();
     let own = ContainerNode::of(&target);
@@ -82,7 +78,7 @@ fn index_of_pod_is_not_reused(#[case] unbound: Unbound) {
         fixture.volume(volume, VolumeKind::Block);
     }
     let tenant = fixture.target("tenant");
-    let (process, node) = start(&fixture);
+    let (process, node) = Process::start_ready(&fixture.directories);
     node.node_publish_volume(publish("tenant", &tenant, block())).unwrap();
     let own = ContainerNode::of(&tenant);
     write_to(&own, b"tenant").unwrap();
@@ -98,14 +94,14 @@ fn index_of_pod_is_not_reused(#[case] unbound: Unbound) {
 
     // Each driver finds the idle devices again.
     for other in &others {
-        let (process, node) = start(&fixture);
+        let (process, node) = Process::start_ready(&fixture.directories);
         let target = fixture.target(other);
         node.node_publish_volume(publish(other, &target, block())).unwrap();
         write_to(&target, b"secret").unwrap();
         assert_ne!(device_number(&target), device_number(&own), "{other} got the index of the pod");
         process.signal(Signal::SIGKILL);
     }
-    let (process, node) = start(&fixture);
+    let (process, node) = Process::start_ready(&fixture.directories);
     for volume in others.iter().map(String::as_str).chain(["tenant"]) {
         node.node_unpublish_volume(unpublish(volume, &fixture.target(volume))).unwrap();
     }
@@ -126,7 +122,7 @@ fn killed_drivers_reuse_no_pods_index() {
     for (round, other) in others.iter().enumerate() {
         fixture.volume(other, VolumeKind::Block);
         let target = fixture.target(other);
-        let (process, node) = start(&fixture);
+        let (process, node) = Process::start_ready(&fixture.directories);
         std::thread::scope(|scope| {
             let publishing = scope.spawn(|| drop(node.node_publish_volume(publish(other, &target, block()))));
             // A little later in each round, in the call.
@@ -139,7 +135,7 @@ fn killed_drivers_reuse_no_pods_index() {
             assert_ne!(device_number(&node), device_number(&own), "{other} got the index of the pod");
         }
     }
-    let (process, node) = start(&fixture);
+    let (process, node) = Process::start_ready(&fixture.directories);
     for volume in others.iter().map(String::as_str).chain(["tenant"]) {
         let target = fixture.target(volume);
         if volume != "tenant" {
@@ -220,10 +216,8 @@ fn change_by_pod_is_repaired(#[case] ioctl: Ioctl, #[case] reported: &str) {
     publish().unwrap();
     let own = ContainerNode::of(&target);
     write_to(&own, b"kept").unwrap();
-    let condition =
-        || fixture.node().controller_get_volume(get("v")).unwrap().status.unwrap().volume_condition.unwrap();
     let restored = || {
-        let condition = condition();
+        let condition = fixture.node().condition("v");
         assert!(!condition.abnormal, "{condition:?}");
         let [device] = fixture.devices("v").try_into().unwrap();
         assert!(device.direct_io && !device.auto_clear && device.block_size == 512, "{device:?}");
@@ -232,7 +226,7 @@ fn change_by_pod_is_repaired(#[case] ioctl: Ioctl, #[case] reported: &str) {
     restored();
 
     ioctl.call(&own);
-    let changed = condition();
+    let changed = fixture.node().condition("v");
     assert!(changed.abnormal && changed.message.contains(reported), "{changed:?}");
     publish().unwrap();
     restored();
@@ -260,8 +254,7 @@ fn partition_scans_end_with_the_publication() {
     let own = ContainerNode::of(&target);
     Ioctl::Status(LoopStatusChange::PartitionScan).call(&own);
     for _ in 0..2 {
-        let volume = fixture.node().controller_get_volume(get("v")).unwrap();
-        let condition = volume.status.unwrap().volume_condition.unwrap();
+        let condition = fixture.node().condition("v");
         assert!(condition.abnormal && condition.message.contains("partitions"), "{condition:?}");
         fixture.node().node_publish_volume(publish("v", &target, block())).unwrap();
     }
@@ -332,16 +325,15 @@ fn offset_changed_before_start_is_restored() {
     let fixture = Fixture::without_driver();
     fixture.volume("v", VolumeKind::Block);
     let target = fixture.target("v");
-    let (process, node) = start(&fixture);
+    let (process, node) = Process::start_ready(&fixture.directories);
     node.node_publish_volume(publish("v", &target, block())).unwrap();
     let own = ContainerNode::of(&target);
     write_to(&own, b"kept").unwrap();
     process.kill(node);
     let offset = Ioctl::Status(LoopStatusChange::Offset(4096));
     offset.call(&own);
-    let (process, node) = start(&fixture);
-    let status = node.controller_get_volume(get("v")).unwrap().status.unwrap();
-    let condition = status.volume_condition.unwrap();
+    let (process, node) = Process::start_ready(&fixture.directories);
+    let condition = node.condition("v");
     assert!(condition.abnormal && condition.message.contains("offset: 4096"), "{condition:?}");
     node.node_publish_volume(publish("v", &target, block())).unwrap();
     assert_eq!(read_from(&own, 4), b"kept");
@@ -365,15 +357,14 @@ fn files_replaced_before_start_are_reported() {
     change_loop_file(File::open(&*own).unwrap(), &file).unwrap();
     drop((own, file));
 
-    let (process, node) = start(&fixture);
+    let (process, node) = Process::start_ready(&fixture.directories);
     // The kubelet asks for each volume that it has published.
     let stats = node.node_get_volume_stats(stats("v", &target)).unwrap();
     assert!(stats.volume_condition.unwrap().abnormal);
-    let condition = node.controller_get_volume(get("v")).unwrap().status.unwrap().volume_condition.unwrap();
-    assert!(condition.abnormal, "{condition:?}");
+    assert!(node.condition("v").abnormal);
     // No other volume is concerned, whatever the label.
     node.node_publish_volume(publish("other", &others, block())).unwrap();
-    let other = node.controller_get_volume(get("other")).unwrap().status.unwrap().volume_condition.unwrap();
+    let other = node.condition("other");
     assert!(!other.abnormal, "{other:?}");
     for (volume, target) in [("other", &others), ("v", &target)] {
         node.node_unpublish_volume(unpublish(volume, target)).unwrap();
@@ -395,11 +386,8 @@ fn labels_concern_no_other_volume() {
     let own = ContainerNode::of(&targets[0].1);
     // Changes the label from `v` to `x`.
     Ioctl::Status(LoopStatusChange::Label).call(&own);
-    let condition = |volume| {
-        fixture.node().controller_get_volume(get(volume)).unwrap().status.unwrap().volume_condition.unwrap()
-    };
-    assert!(condition("v").abnormal);
-    let other = condition("x");
+    assert!(fixture.node().condition("v").abnormal);
+    let other = fixture.node().condition("x");
     assert!(!other.abnormal, "{other:?}");
     for (volume, target) in &targets {
         fixture.node().node_unpublish_volume(unpublish(volume, target)).unwrap();
@@ -433,12 +421,12 @@ fn devices_outside_the_range_are_held() {
     let device =
         LoopControl::open().unwrap().attach(fixture.image("v"), &options.index(IndexPolicy::Exact(3)));
     drop(device.unwrap());
-    let (process, node) = start(&fixture);
+    let (process, node) = Process::start_ready(&fixture.directories);
     node.node_publish_volume(publish("v", &target, block())).unwrap();
     let own = ContainerNode::of(&target);
     write_to(&own, b"kept").unwrap();
     process.kill(node);
-    let (process, node) = start(&fixture);
+    let (process, node) = Process::start_ready(&fixture.directories);
     unbind(&own);
     assert_eq!(read_from(&own, 4), b"kept", "the driver holds the device");
     node.node_unpublish_volume(unpublish("v", &target)).unwrap();

@@ -2,9 +2,8 @@
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
-use std::time::{Duration, Instant};
 
-use super::TIMEOUT;
+use super::{TIMEOUT, wait_until};
 
 /// Returns the status and the body of a response.
 pub(crate) fn get(address: SocketAddr, path: &str) -> (u16, String) {
@@ -12,17 +11,8 @@ pub(crate) fn get(address: SocketAddr, path: &str) -> (u16, String) {
 }
 
 /// Waits until the response has this status: a verdict is up to two seconds old.
-#[allow(dead_code, reason = "each test binary uses other parts")]
 pub(crate) fn wait_for_status(address: SocketAddr, path: &str, expected: u16) {
-    let start = Instant::now();
-    loop {
-        let (status, body) = get(address, path);
-        if status == expected {
-            return;
-        }
-        assert!(start.elapsed() < TIMEOUT, "{path} still returns {status}: {body}");
-        std::thread::sleep(Duration::from_millis(20));
-    }
+    wait_until(&format!("{path} returns {expected}"), || get(address, path).0 == expected);
 }
 
 pub(crate) fn request(address: SocketAddr, request: &str) -> (u16, String) {

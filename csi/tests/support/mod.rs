@@ -1,5 +1,7 @@
 //! The test support: a driver in this process, and a client that calls it like an orchestrator.
 
+#![allow(dead_code, reason = "each test binary uses other parts")]
+
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -13,6 +15,7 @@ use csi_wire::csi::volume_capability::{AccessMode, AccessType, BlockVolume, Moun
 use csi_wire::csi::volume_content_source::{SnapshotSource, Type as Source, VolumeSource};
 use csi_wire::registration::RegistrationStatus;
 use csi_wire::registration::registration_client::RegistrationClient;
+use loopfs::volume_store::VolumeKind;
 use tokio::runtime::Runtime;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
@@ -81,7 +84,6 @@ impl Directories {
     }
 
     /// Makes the driver serve probes on an address of their own, and returns it.
-    #[allow(dead_code, reason = "each test binary uses other parts")]
     pub(crate) fn serve_probes(&mut self) -> std::net::SocketAddr {
         let address = http::free_address();
         self.more.push(format!("--probe-address={address}"));
@@ -93,17 +95,11 @@ impl Directories {
     }
 
     /// Waits until the driver offers its registration.
-    #[allow(dead_code, reason = "each test binary uses other parts")]
     pub(crate) fn wait_for_registration_socket(&self) {
-        let start = Instant::now();
-        while !self.registration_socket().exists() {
-            assert!(start.elapsed() < TIMEOUT, "the driver does not register");
-            std::thread::sleep(Duration::from_millis(20));
-        }
+        wait_until("the driver registers", || self.registration_socket().exists());
     }
 
     /// Registers the driver, as the kubelet does.
-    #[allow(dead_code, reason = "each test binary uses other parts")]
     pub(crate) fn register(&self) {
         self.wait_for_registration_socket();
         let status = RegistrationStatus { plugin_registered: true, error: String::new() };
@@ -134,7 +130,6 @@ macro_rules! calls {
     };
 }
 
-#[allow(dead_code, reason = "each test binary makes other calls")]
 impl Client {
     fn block_on<T>(&self, call: impl Future<Output = Result<T, Status>>) -> Result<T, Status> {
         self.runtime.block_on(async {
@@ -154,6 +149,15 @@ impl Client {
     ) {
         let (returned, returns) = tokio::sync::oneshot::channel();
         let mut node = self.node.clone();
+        let call = async {
+            loop {
+                match node.node_publish_volume(request.clone()).await {
+                    // Another call has the volume locked.
+                    Err(status) if status.code() == Code::Aborted => {}
+                    response => return response,
+                }
+            }
+        };
         std::thread::scope(|scope| {
             scope.spawn(move || {
                 until();
@@ -161,16 +165,11 @@ impl Client {
             });
             self.runtime.block_on(async {
                 tokio::select! {
-                    response = accepted(&mut node, request) => panic!("the call returned a response: {response:?}"),
+                    response = call => panic!("the call returned a response: {response:?}"),
                     returned = returns => returned.unwrap(),
                 }
             });
         });
-    }
-
-    /// Repeats a call until no other call has the volume locked.
-    pub(crate) fn publish_when_free(&self, request: wire::NodePublishVolumeRequest) -> Result<(), Status> {
-        self.runtime.block_on(accepted(&mut self.node.clone(), request))
     }
 
     /// Connects to a socket as soon as it exists.
@@ -235,54 +234,9 @@ impl Client {
         node.node_expand_volume(NodeExpandVolumeRequest) -> NodeExpandVolumeResponse;
     }
 
-    /// Makes many publish calls concurrently, and returns their results.
-    pub(crate) fn publish_concurrently(
-        &self,
-        request: &wire::NodePublishVolumeRequest,
-        calls: usize,
-    ) -> Vec<Result<(), Status>> {
-        self.runtime.block_on(async {
-            let mut tasks = tokio::task::JoinSet::new();
-            for _ in 0..calls {
-                let (mut node, request) = (self.node.clone(), request.clone());
-                tasks.spawn(async move { node.node_publish_volume(request).await.map(drop) });
-            }
-            tasks.join_all().await
-        })
-    }
-
-    /// Makes many create calls concurrently, and returns their results.
-    pub(crate) fn create_concurrently(
-        &self,
-        request: &wire::CreateVolumeRequest,
-        calls: usize,
-    ) -> Vec<Result<wire::CreateVolumeResponse, Status>> {
-        self.runtime.block_on(async {
-            let mut tasks = tokio::task::JoinSet::new();
-            for _ in 0..calls {
-                let (mut controller, request) = (self.controller.clone(), request.clone());
-                tasks.spawn(async move { controller.create_volume(request).await.map(Response::into_inner) });
-            }
-            tasks.join_all().await
-        })
-    }
-
-    /// Makes many CreateSnapshot calls concurrently, and returns their results.
-    pub(crate) fn create_snapshot_concurrently(
-        &self,
-        request: &wire::CreateSnapshotRequest,
-        calls: usize,
-    ) -> Vec<Result<wire::CreateSnapshotResponse, Status>> {
-        self.runtime.block_on(async {
-            let mut tasks = tokio::task::JoinSet::new();
-            for _ in 0..calls {
-                let (mut controller, request) = (self.controller.clone(), request.clone());
-                tasks.spawn(
-                    async move { controller.create_snapshot(request).await.map(Response::into_inner) },
-                );
-            }
-            tasks.join_all().await
-        })
+    /// Returns the condition of a volume.
+    pub(crate) fn condition(&self, volume: &str) -> wire::VolumeCondition {
+        self.controller_get_volume(get(volume)).unwrap().status.unwrap().volume_condition.unwrap()
     }
 
     /// Probes until the driver has opened its storage or failed to, and returns the reason of the failure. The probe of a node
@@ -317,18 +271,6 @@ impl Client {
     }
 }
 
-async fn accepted(
-    node: &mut NodeClient<Channel>,
-    request: wire::NodePublishVolumeRequest,
-) -> Result<(), Status> {
-    loop {
-        match node.node_publish_volume(request.clone()).await {
-            Err(status) if status.code() == Code::Aborted => {}
-            response => return response.map(drop),
-        }
-    }
-}
-
 /// A driver that runs in this process. Its only state is in its directories.
 pub(crate) struct Driver {
     pub(crate) client: Client,
@@ -358,7 +300,6 @@ impl Drop for DriverRuntime {
     }
 }
 
-#[allow(dead_code, reason = "each test binary uses other parts")]
 impl Driver {
     pub(crate) fn start(directories: &Directories) -> Self {
         let runtime = DriverRuntime(Some(Runtime::new().unwrap()));
@@ -389,6 +330,16 @@ impl std::ops::Deref for Driver {
     }
 }
 
+/// Waits until a condition holds of which no event tells.
+#[track_caller]
+pub(crate) fn wait_until(condition: &str, mut holds: impl FnMut() -> bool) {
+    let start = Instant::now();
+    while !holds() {
+        assert!(start.elapsed() < TIMEOUT, "waited in vain until {condition}");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
 pub(crate) fn capability(access_type: AccessType, mode: Mode) -> Option<wire::VolumeCapability> {
     Some(wire::VolumeCapability {
         access_type: Some(access_type),
@@ -408,6 +359,23 @@ pub(crate) fn mount(flags: &[&str]) -> Option<wire::VolumeCapability> {
     )
 }
 
+/// Returns the capability with which a pod uses volumes of this kind.
+pub(crate) fn capability_of(kind: VolumeKind) -> Option<wire::VolumeCapability> {
+    match kind {
+        VolumeKind::Filesystem => mount(&[]),
+        VolumeKind::Block => block(),
+    }
+}
+
+pub(crate) fn topology(node: &str) -> wire::Topology {
+    wire::Topology { segments: [(format!("topology.{DRIVER}/node"), node.to_owned())].into() }
+}
+
+/// Returns the requirement that a volume or snapshot is on this node.
+pub(crate) fn on(node: &str) -> Option<wire::TopologyRequirement> {
+    Some(wire::TopologyRequirement { requisite: vec![topology(node)], preferred: Vec::new() })
+}
+
 /// Returns a request to publish a volume at a path.
 pub(crate) fn publish(
     volume: &str,
@@ -423,7 +391,6 @@ pub(crate) fn publish(
     }
 }
 
-#[allow(dead_code, reason = "each test binary makes other calls")]
 pub(crate) fn publish_read_only(
     volume: &str,
     target: &Path,
@@ -501,6 +468,14 @@ pub(crate) fn delete(volume: &str) -> wire::DeleteVolumeRequest {
 
 pub(crate) fn get(volume: &str) -> wire::ControllerGetVolumeRequest {
     wire::ControllerGetVolumeRequest { volume_id: volume.to_owned() }
+}
+
+pub(crate) fn health(volume: &str) -> wire::ControllerGetVolumeHealthRequest {
+    wire::ControllerGetVolumeHealthRequest { volume_id: volume.to_owned(), ..Default::default() }
+}
+
+pub(crate) fn health_on_node(volume: &str) -> wire::NodeGetVolumeHealthRequest {
+    wire::NodeGetVolumeHealthRequest { volume_id: volume.to_owned(), ..Default::default() }
 }
 
 pub(crate) fn list(max_entries: i32, starting_token: &str) -> wire::ListVolumesRequest {

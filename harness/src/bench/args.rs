@@ -69,8 +69,6 @@ pub(super) enum Part {
 pub(super) enum Bench {
     /// Attaching, finding, detaching and removing loop devices; allocating project ids.
     Loop,
-    /// Statistics of volumes with few files and with many.
-    Csi,
     /// Cloning and snapshotting images, and cloning directory trees.
     Clone,
     /// The node's calls of the Container Storage Interface with ten volumes on the node and with a thousand.

@@ -33,9 +33,6 @@ impl Bench {
     pub(super) fn entry(self) -> Entry {
         let (needs, duration, requirements, plots): (_, _, fn(&Args) -> _, fn() -> _) = match self {
             Bench::Loop => (LOOP_DEVICES, MINUTES, programs::loop_requirements, programs::loop_plots),
-            Bench::Csi => {
-                (MACHINE, MINUTES, programs::volume_stats_requirements, programs::volume_stats_plots)
-            }
             Bench::Clone => (
                 "a virtual machine (QEMU) and 8 GiB of disk space",
                 MINUTES,
@@ -73,7 +70,6 @@ impl Bench {
     ) -> Result<Vec<Environment>> {
         Ok(match self {
             Bench::Loop => programs::loop_devices(session, args).await?,
-            Bench::Csi => programs::volume_stats(session, args).await?,
             Bench::Clone => programs::clones(session, args).await?,
             Bench::Rpc => programs::rpc(session, args).await?,
             Bench::Io => programs::io(session, args).await?,

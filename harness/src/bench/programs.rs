@@ -9,7 +9,6 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use testvm::cargo_tool::{CargoExample, CargoTool};
 use testvm::images::debian_program::{DebianProgram, FIO, LOSETUP};
-use testvm::images::shell;
 use testvm::packages::{self, LIBCLANG};
 use testvm::process::{Program, tail};
 use testvm::rust_build;
@@ -179,30 +178,6 @@ pub(super) fn loop_requirements(_: &Args) -> Vec<Requirement> {
             "remove_serial",
         ),
         flat("project id allocation: flat within 1.5 times", "id_alloc", 1.5),
-    ]
-}
-
-/// `bench csi`: the driver's statistics of volumes with few files and with many, compared with `du -s`.
-pub(super) async fn volume_stats(session: &Session, args: &Args) -> Result<Vec<Environment>> {
-    const BUSYBOX: &str = "/tests/busybox";
-    let program = Measuring::build(session, args, "csi", "volume_stats").await?;
-    let busybox = session.until_cancelled(shell::busybox(session)).await?;
-    let beside = vec![(BUSYBOX.to_owned(), busybox)];
-    program.in_guest(args.kernel.as_deref(), beside, &[&[XFS, BUSYBOX, "du"]], DISK_MIB).await
-}
-
-pub(super) fn volume_stats_plots() -> Vec<Plot> {
-    vec![Plot::new("Usage of a volume", "files", ["volume_stats", "du"])]
-}
-
-pub(super) fn volume_stats_requirements(_: &Args) -> Vec<Requirement> {
-    vec![
-        flat(
-            "NodeGetVolumeStats: as long with few files as with many, within 1.5 times",
-            "volume_stats",
-            1.5,
-        ),
-        faster("NodeGetVolumeStats of {n} files: 20 times as fast as du -s", "volume_stats", 20.0, "du"),
     ]
 }
 

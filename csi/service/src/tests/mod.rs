@@ -3,7 +3,6 @@
 mod alerts;
 mod dashboard;
 mod manifests;
-mod promql;
 
 use std::collections::BTreeSet;
 
@@ -19,24 +18,73 @@ const FURTHER_LABELS: [&str; 4] = ["container", "job", "le", "node"];
 /// The metric with which Prometheus reports whether a scrape succeeded.
 const UP: &str = "up";
 
+/// The words of PromQL that can stand without a parenthesis behind them.
+const KEYWORDS: [&str; 17] = [
+    "and",
+    "avg",
+    "bool",
+    "by",
+    "count",
+    "group_left",
+    "group_right",
+    "ignoring",
+    "max",
+    "min",
+    "offset",
+    "on",
+    "or",
+    "quantile",
+    "sum",
+    "unless",
+    "without",
+];
+
 fn yaml(text: &str) -> Value {
     serde_norway::from_str(text).unwrap()
 }
 
-/// Returns the metrics and labels of an expression that are not in README.md.
+/// Returns the metrics and labels of an expression of PromQL that are not in README.md. The expression is assumed to be valid, which
+/// promtool checks.
 fn unknown_names(expression: &str) -> Vec<String> {
-    let (mut metrics, mut labels) = (BTreeSet::from([UP.to_owned()]), BTreeSet::new());
-    labels.extend(FURTHER_LABELS.map(str::to_owned));
+    let mut known = BTreeSet::from([UP.to_owned()]);
+    known.extend(FURTHER_LABELS.map(str::to_owned));
     for (name, metric) in PREFIXES.into_iter().flat_map(|prefix| rows(README, prefix)) {
-        labels.extend(metric.labels);
+        known.extend(metric.labels);
         if metric.kind == "histogram" {
-            metrics.extend(["bucket", "count", "sum"].map(|part| format!("{name}_{part}")));
+            known.extend(["bucket", "count", "sum"].map(|part| format!("{name}_{part}")));
         } else {
-            metrics.insert(name);
+            known.insert(name);
         }
     }
-    let names = promql::names(expression);
-    names.metrics.difference(&metrics).chain(names.labels.difference(&labels)).cloned().collect()
+    names(expression).into_iter().filter(|name| !known.contains(name)).collect()
+}
+
+/// Returns the words of an expression that are metrics or labels.
+fn names(expression: &str) -> BTreeSet<String> {
+    // Every second part is a quoted text. None has an escaped quotation mark.
+    let unquoted: String = expression.split('"').step_by(2).collect();
+    // What is in brackets is a time range.
+    let parts = unquoted.split('[').enumerate().map(|(number, part)| match part.split_once(']') {
+        Some((_, after)) if number > 0 => after,
+        _ => part,
+    });
+    let text: String = parts.collect();
+    let is_word = |character: char| character.is_ascii_alphanumeric() || "_:.".contains(character);
+    let words = text.split_inclusive(|character| !is_word(character)).filter_map(|part| {
+        let word = part.trim_end_matches(|character| !is_word(character));
+        let is_name = word.starts_with(|character: char| character.is_ascii_alphabetic() || character == '_');
+        let is_function = part.ends_with('(');
+        (is_name && !is_function && !KEYWORDS.contains(&word)).then(|| word.to_owned())
+    });
+    words.collect()
+}
+
+#[test]
+fn metrics_and_labels_are_found() {
+    let expression = r#"sum by (le, node) (rate(a_bucket{b=~"x|y",c!="a{b"}[$__rate_interval])) > 0.5 * time()
+        unless on (d) min_over_time(e[5m] offset 1h) and f == 0"#;
+    let expected = ["a_bucket", "b", "c", "d", "e", "f", "le", "node"];
+    assert_eq!(names(expression), BTreeSet::from(expected.map(str::to_owned)));
 }
 
 #[test]

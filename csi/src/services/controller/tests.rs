@@ -15,8 +15,6 @@ use crate::Parts;
 use crate::request::tests::{block, mount, reader};
 use crate::tests::args;
 
-const UUID: &str = "0123abcd-0000-4000-8000-00000000beef";
-const UUID_KEY: &str = "csi.loopfs.dev/filesystem-uuid";
 const NODE_KEY: &str = "topology.csi.loopfs.dev/node";
 
 fn create(capabilities: Vec<wire::VolumeCapability>) -> wire::CreateVolumeRequest {
@@ -100,23 +98,6 @@ fn a_create_request_is_converted() {
     assert_eq!((create.source, create.accessible_here), (None, true));
 }
 
-/// A volume is accessible if its topology requirements include this node.
-#[rstest]
-#[case::anywhere(None, true)]
-#[case::nothing_said(nodes(&[]), true)]
-#[case::here(nodes(&["node-1"]), true)]
-#[case::elsewhere(nodes(&["node-2", "node-3"]), false)]
-fn topology_requirements_decide_accessibility_here(
-    #[case] requirements: Option<wire::TopologyRequirement>,
-    #[case] here: bool,
-) {
-    let request = wire::CreateVolumeRequest {
-        accessibility_requirements: requirements,
-        ..create(vec![block(Mode::SingleNodeWriter)])
-    };
-    assert_eq!(reader().create(request).unwrap().accessible_here, here);
-}
-
 #[rstest]
 #[case::no_name(|request: &mut wire::CreateVolumeRequest| request.name.clear(), "name: ")]
 #[case::long_name(|request: &mut wire::CreateVolumeRequest| request.name = "v".repeat(4096), "name: ")]
@@ -166,56 +147,6 @@ fn a_volume_is_annotated_with(#[case] added: &[(&str, &str)], #[case] claim: Opt
     assert_eq!(reader().create(request).unwrap().annotations.get("claim"), claim);
 }
 
-#[test]
-fn validation_may_expect_impossible_properties() {
-    let request = |capability| wire::ValidateVolumeCapabilitiesRequest {
-        volume_id: "v".to_owned(),
-        volume_capabilities: vec![capability],
-        volume_context: pairs(&[(UUID_KEY, UUID)]),
-        ..Default::default()
-    };
-    let (_, expected) = reader().validate(request(block(Mode::SingleNodeWriter))).unwrap();
-    let properties = ExpectedProperties {
-        kind: VolumeKind::Block,
-        filesystem: Some(UUID.parse().unwrap()),
-        parameters: None,
-    };
-    assert_eq!(expected, Ok(properties));
-    let (_, expected) = reader().validate(request(block(Mode::MultiNodeMultiWriter))).unwrap();
-    assert!(expected.is_err());
-    let nothing = wire::ValidateVolumeCapabilitiesRequest {
-        volume_capabilities: Vec::new(),
-        ..request(block(Mode::SingleNodeWriter))
-    };
-    assert!(reader().validate(nothing).is_err());
-}
-
-#[rstest]
-#[case::nothing_said(None, true)]
-#[case::here(Some("node-1"), true)]
-#[case::elsewhere(Some("node-2"), false)]
-fn capacity_query_is_about_one_node(#[case] node: Option<&str>, #[case] here: bool) {
-    let accessible_topology = node.map(|node| wire::Topology { segments: pairs(&[(NODE_KEY, node)]) });
-    let request = wire::GetCapacityRequest { accessible_topology, ..Default::default() };
-    assert_eq!(reader().capacity(request).unwrap().0, here);
-}
-
-#[rstest]
-#[case::unknown(vec![], None)]
-#[case::filesystem(vec![mount(Mode::SingleNodeWriter)], Some(VolumeKind::Filesystem))]
-#[case::block(vec![block(Mode::SingleNodeWriter)], Some(VolumeKind::Block))]
-fn capacity_query_uses_kind_and_parameters(
-    #[case] volume_capabilities: Vec<wire::VolumeCapability>,
-    #[case] kind: Option<VolumeKind>,
-) {
-    let parameters = pairs(&[("provisioning", "thin")]);
-    let request = wire::GetCapacityRequest { volume_capabilities, parameters, ..Default::default() };
-    let (_, requested, settings) = reader().capacity(request).unwrap();
-    assert_eq!(requested, kind);
-    let spec = settings.spec(VolumeKind::Block, Bytes(0));
-    assert_eq!(spec.image.provisioning, loopfs::volume_store::Provisioning::Thin);
-}
-
 #[rstest]
 #[case::parameter(wire::GetCapacityRequest { parameters: pairs(&[("typo", "")]), ..Default::default() })]
 #[case::mode(wire::GetCapacityRequest {
@@ -223,21 +154,6 @@ fn capacity_query_uses_kind_and_parameters(
 })]
 fn a_capacity_query_with_invalid_parameters_is_refused(#[case] request: wire::GetCapacityRequest) {
     assert!(reader().capacity(request).is_err());
-}
-
-#[test]
-fn expand_request_needs_a_size() {
-    let request = wire::ControllerExpandVolumeRequest { volume_id: "v".to_owned(), ..Default::default() };
-    let error = reader().controller_expand(request).unwrap_err().to_string();
-    assert!(error.starts_with("capacity_range: "), "{error}");
-    let request = wire::ControllerExpandVolumeRequest {
-        volume_id: "v".to_owned(),
-        capacity_range: range(1, 0),
-        volume_capability: Some(block(Mode::SingleNodeWriter)),
-        ..Default::default()
-    };
-    let (_, capacity, kind) = reader().controller_expand(request).unwrap();
-    assert_eq!((capacity.required, kind), (Some(Bytes(1)), Some(VolumeKind::Block)));
 }
 
 #[rstest]

@@ -1,6 +1,3 @@
-use std::collections::HashMap;
-use std::path::Path;
-
 use csi_wire::csi::volume_capability::access_mode::Mode;
 use csi_wire::csi::volume_capability::{AccessMode, AccessType, MountVolume};
 use rstest::rstest;
@@ -10,7 +7,6 @@ use crate::request::tests::{block, capability_of, mount, reader};
 
 const TARGET: &str = "/var/lib/kubelet/pods/1/mount";
 const STAGING: &str = "/var/lib/kubelet/plugins/kubernetes.io/csi/staging";
-const UUID: &str = "0123abcd-0000-4000-8000-00000000beef";
 
 fn publish(capability: wire::VolumeCapability) -> wire::NodePublishVolumeRequest {
     wire::NodePublishVolumeRequest {
@@ -20,18 +16,6 @@ fn publish(capability: wire::VolumeCapability) -> wire::NodePublishVolumeRequest
         volume_capability: Some(capability),
         ..wire::NodePublishVolumeRequest::default()
     }
-}
-
-#[test]
-fn a_publish_request_is_converted() {
-    let mut request = publish(mount(Mode::SingleNodeWriter));
-    request.volume_context = HashMap::from([("csi.loopfs.dev/filesystem-uuid".to_owned(), UUID.to_owned())]);
-    let publish = reader().publish(request).unwrap();
-    assert_eq!(publish.id.as_str(), "pvc-1");
-    assert_eq!(publish.filesystem, Some(UUID.parse().unwrap()));
-    assert_eq!(publish.target.relative(), Path::new("pods/1/mount"));
-    assert_eq!(publish.mode, PublishMode::Directory(MountFlags::default()));
-    assert!(!publish.single_target);
 }
 
 #[rstest]
@@ -116,13 +100,4 @@ fn a_volume_must_be_staged_first() {
     let error = reader().publish(request).unwrap_err();
     assert_eq!(error.code(), tonic::Code::FailedPrecondition, "{error}");
     assert!(error.to_string().starts_with("staging_target_path: "), "{error}");
-}
-
-#[test]
-fn unused_fields_are_ignored() {
-    let mut request = publish(block(Mode::SingleNodeWriter));
-    request.volume_context.insert("other/filesystem-uuid".to_owned(), "x".to_owned());
-    request.publish_context.insert("a".to_owned(), "b".to_owned());
-    request.secrets.insert("token".to_owned(), "t".to_owned());
-    assert_eq!(reader().publish(request).unwrap().filesystem, None);
 }
