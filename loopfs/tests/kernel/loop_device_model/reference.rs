@@ -2,8 +2,9 @@
 
 use std::collections::BTreeSet;
 
-use super::calls::{Attachment, Call, Failure, Handle, Reply, Request};
+use super::calls::{Attachment, Call, Handle, Index, Reply, Request};
 use super::event::{Event, User};
+use crate::failure::Failure;
 
 /// A device that is bound to one of the files.
 #[derive(Clone, Debug)]
@@ -341,7 +342,7 @@ impl State {
     }
 
     fn uses_index_of(&self, request: &Request) -> bool {
-        let super::calls::Index::Exact(index) = request.index else { return false };
+        let Index::Exact(index) = request.index else { return false };
         self.devices
             .iter()
             .any(|device| device.attachment.index == index || device.attachment.index == UNSEEN)

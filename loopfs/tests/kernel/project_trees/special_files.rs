@@ -1,7 +1,6 @@
 //! Tests of symbolic links, special files, mounts and hard links.
 
 use std::fs::{self, File};
-use std::os::fd::AsFd;
 use std::os::unix::fs::symlink;
 use std::os::unix::net::UnixListener;
 
@@ -12,11 +11,12 @@ use nix::mount::{MsFlags, mount};
 use nix::sys::inotify::{AddWatchFlags, InitFlags, Inotify};
 use nix::sys::stat::{Mode, SFlag, makedev, mknod};
 
-use super::{Fixture, fingerprint, has_file_setattr, make_fifo, nothing, project_at};
+use super::{Fixture, fingerprint, has_file_setattr, make_fifo, project_at};
+use crate::fixtures::assert_fails;
 
 /// Returns the skipped entries: before Linux 6.17 no system call can tag special files.
 fn untagged(special_files: SpecialFiles) -> Skipped {
-    if has_file_setattr() { nothing() } else { Skipped { special_files, ..nothing() } }
+    if has_file_setattr() { Skipped::default() } else { Skipped { special_files, ..Skipped::default() } }
 }
 
 #[test]
@@ -41,7 +41,6 @@ fn symbolic_links_are_tagged_unfollowed() {
     let check = fixture.check();
     assert!(check.is_clean(), "{check:?}");
     assert_eq!(check.skipped, untagged(SpecialFiles { symlinks: 6, ..SpecialFiles::default() }));
-    fixture.end();
 }
 
 #[test]
@@ -49,7 +48,7 @@ fn special_files_are_tagged_unopened() {
     let fixture = Fixture::new(5102);
     let tree = fixture.tree();
     make_fifo(&tree.join("fifo"));
-    let listener = UnixListener::bind(tree.join("socket")).unwrap();
+    let _listener = UnixListener::bind(tree.join("socket")).unwrap();
     mknod(&tree.join("null"), SFlag::S_IFCHR, Mode::S_IRWXU, makedev(1, 3)).unwrap();
     mknod(&tree.join("block"), SFlag::S_IFBLK, Mode::S_IRWXU, makedev(7, 0)).unwrap();
     mknod(&tree.join("whiteout"), SFlag::S_IFCHR, Mode::S_IRWXU, makedev(0, 0)).unwrap();
@@ -66,8 +65,6 @@ fn special_files_are_tagged_unopened() {
     drop(File::options().read(true).write(true).open(tree.join("fifo")).unwrap());
     assert_eq!(opened.read_events().unwrap().len(), 1);
     assert_eq!(fixture.charged().1, if has_file_setattr() { 7 } else { 2 });
-    drop((listener, opened));
-    fixture.end();
 }
 
 #[test]
@@ -83,12 +80,8 @@ fn mounts_are_not_entered() {
     fs::write(tree.join("tmpfs/file"), "").unwrap();
     // The bind mount is of the same file system, so a comparison of device numbers would not detect it.
     let bind = |source, target| {
-        bind_mount(
-            File::open(outside.join(source)).unwrap().as_fd(),
-            &tree.join(target),
-            MountFlags::default(),
-        )
-        .unwrap();
+        bind_mount(File::open(outside.join(source)).unwrap(), &tree.join(target), MountFlags::default())
+            .unwrap();
     };
     bind("directory", "bound");
     bind("file", "bound file");
@@ -105,7 +98,6 @@ fn mounts_are_not_entered() {
         unmount(&tree.join(name)).unwrap();
     }
     assert_eq!(fixture.tag().unwrap().changed, 3, "only the entries that the mounts covered are changed");
-    fixture.end();
 }
 
 /// The directory that the bind mount covers is not tagged.
@@ -115,9 +107,9 @@ fn only_the_mounted_tree_is_tagged() {
     let (tree, outside) = (fixture.tree(), fixture.outside());
     fs::write(tree.join("file"), "").unwrap();
     let target = outside.join("directory");
-    bind_mount(File::open(&tree).unwrap().as_fd(), &target, MountFlags::default()).unwrap();
+    bind_mount(File::open(&tree).unwrap(), &target, MountFlags::default()).unwrap();
     let report = loopfs::project_tree::tag_tree(
-        File::open(&target).unwrap().as_fd(),
+        File::open(&target).unwrap(),
         fixture.id,
         &TagOptions::default(),
         |_| {},
@@ -126,7 +118,6 @@ fn only_the_mounted_tree_is_tagged() {
     assert_eq!(report.unwrap().changed, 2);
     assert!(fixture.check().is_clean());
     assert_eq!(project_at(&target), 0);
-    fixture.end();
 }
 
 /// A file with a hard link outside of the tree is skipped, tagged or refused, as the option says.
@@ -141,8 +132,7 @@ fn outside_hard_links_follow_the_option() {
     let before = fingerprint(fixture.directory.path());
     let with = |hard_links| TagOptions { hard_links, ..TagOptions::default() };
 
-    let error = fixture.tag_with(&with(HardLinks::Refuse)).unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::InvalidInput);
+    assert_fails(fixture.tag_with(&with(HardLinks::Refuse)), ErrorKind::InvalidInput);
     assert_eq!(fingerprint(fixture.directory.path()), before, "refused before anything was changed");
 
     let before = fingerprint(&outside);
@@ -160,11 +150,7 @@ fn outside_hard_links_follow_the_option() {
 
     assert_eq!(fixture.tag_with(&with(HardLinks::Tag)).unwrap().changed, 2 - special);
     assert_eq!(project_at(&outside.join("file")), 5105);
-    assert_eq!(
-        fixture.tag_with(&with(HardLinks::Refuse)).unwrap().changed,
-        0,
-        "the file is already in the project"
-    );
+    // The file is already in the project.
+    assert_eq!(fixture.tag_with(&with(HardLinks::Refuse)).unwrap().changed, 0);
     assert_eq!(fixture.tag().unwrap().skipped.hard_links, 0);
-    fixture.end();
 }
