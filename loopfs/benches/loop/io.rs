@@ -26,23 +26,6 @@ const FIO: (&str, &str) = ("LOOPFS_BENCH_FIO", "/usr/bin/fio");
 const LOSETUP: (&str, &str) = ("LOOPFS_BENCH_UTIL_LINUX", "/usr/sbin/losetup");
 const UBLK_LOOP: (&str, &str) = ("LOOPFS_BENCH_UBLK_LOOP", "/usr/bin/ublk-loop");
 
-struct Plan {
-    mib: i64,
-    /// Each round measures all targets, so that other load of the machine affects all of them alike.
-    rounds: usize,
-    /// The time of one run of fio.
-    seconds: u32,
-}
-
-impl Size {
-    fn io_plan(self) -> Plan {
-        match self {
-            Size::Full => Plan { mib: 512, rounds: 7, seconds: 2 },
-            Size::Quick => Plan { mib: 128, rounds: 2, seconds: 1 },
-        }
-    }
-}
-
 /// The numbers of requests in flight.
 const DEPTHS: [usize; 2] = [1, 16];
 
@@ -72,7 +55,11 @@ const UBLK: &str = "ublk";
 
 pub(crate) fn run(directory: &Path, size: Size) -> Result<()> {
     machine::print(directory)?;
-    let plan = size.io_plan();
+    // Each round measures all targets, so that other load of the machine affects all of them alike.
+    let (mib, rounds, seconds) = match size {
+        Size::Full => (512, 7, 2),
+        Size::Quick => (128, 2, 1),
+    };
     let [fio, losetup, ublk_loop] = [FIO, LOSETUP, UBLK_LOOP]
         .map(|(variable, path)| std::env::var_os(variable).map_or_else(|| path.into(), PathBuf::from));
     let population = Population::new(directory)?;
@@ -81,7 +68,7 @@ pub(crate) fn run(directory: &Path, size: Size) -> Result<()> {
     let mut server = None;
     for target in TARGETS {
         let path = population.path(&format!("{target}.img"));
-        allocate(&path, plan.mib)?;
+        allocate(&path, mib)?;
         let path = match target {
             FILE => path,
             VOLUME => population.control.attach(File::open(&path)?.as_fd(), &options())?.path(),
@@ -98,12 +85,12 @@ pub(crate) fn run(directory: &Path, size: Size) -> Result<()> {
             samples.extend(TARGETS.map(|target| Samples::new(&format!("{}_{target}", workload.row), depth)));
         }
     }
-    let time = format!("--runtime={}", plan.seconds);
-    for round in 0..plan.rounds {
+    let time = format!("--runtime={seconds}");
+    for round in 0..rounds {
         let mut rows = samples.iter_mut();
         for workload in &WORKLOADS {
             for depth in DEPTHS {
-                eprintln!("round {round} of {}: {} {}, depth {depth}", plan.rounds, workload.rw, workload.bs);
+                eprintln!("round {round} of {rounds}: {} {}, depth {depth}", workload.rw, workload.bs);
                 for (path, row) in paths.iter().zip(&mut rows) {
                     stop::check()?;
                     let time = [&*time, "--time_based"];

@@ -246,10 +246,6 @@ impl Mounted {
         mount(Some(device), target.path(), Some(file_system), MsFlags::empty(), None::<&str>).unwrap();
         Self(target)
     }
-
-    fn unmount_lazily(&self) {
-        umount2(self.0.path(), MntFlags::MNT_DETACH).unwrap();
-    }
 }
 
 impl Drop for Mounted {
@@ -269,7 +265,7 @@ fn a_lazily_unmounted_ext4_is_complete() {
         let mounted = Mounted::new(&device.path(), "ext4");
         let file = File::create(mounted.0.path().join("file")).unwrap();
         write_blocks(&file, round, 0..256).unwrap();
-        mounted.unmount_lazily();
+        umount2(mounted.0.path(), MntFlags::MNT_DETACH).unwrap();
         let Detach::Deferred(pending) = control.detach(device).unwrap() else { panic!("it is in use") };
         write_blocks(&file, round, 256..512).unwrap();
         drop(file);

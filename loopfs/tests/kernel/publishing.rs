@@ -79,8 +79,7 @@ fn each_call_can_be_repeated(#[values(VolumeKind::Filesystem, VolumeKind::Block)
             publisher.publish(&id, Path::new(target), mode(kind)).unwrap();
         }
     }
-    let busy = publisher.delete(&id).unwrap_err();
-    assert_eq!(busy.kind(), ErrorKind::Conflict, "{busy}");
+    assert_fails(publisher.delete(&id), ErrorKind::Conflict);
     if kind == VolumeKind::Block {
         assert_eq!(publisher.detach(&id).unwrap_err().kind(), ErrorKind::Conflict);
     }
@@ -256,8 +255,7 @@ fn a_used_device_prevents_deletion() {
     let id = create(&first, "used", VolumeKind::Block);
     first.publish(&id, Path::new("a"), WRITABLE).unwrap();
     let second = publisher(there.path());
-    let in_use = second.delete(&id).unwrap_err();
-    assert_eq!(in_use.kind(), ErrorKind::Conflict, "{in_use}");
+    assert_fails(second.delete(&id), ErrorKind::Conflict);
     assert_eq!(second.unpublish(&id, Path::new("b")).unwrap(), Cleanup::Complete);
     drop(first);
     // Its process has ended, so nothing but the mount shows the use.
@@ -291,13 +289,11 @@ fn unpublishing_keeps_other_mounts() {
         id
     });
     for (id, other) in [(&directory, &block), (&block, &directory)] {
-        let refused = publisher.unpublish(id, Path::new(other.as_str())).unwrap_err();
-        assert_eq!(refused.kind(), ErrorKind::Conflict, "{refused}");
+        let refused = assert_fails(publisher.unpublish(id, Path::new(other.as_str())), ErrorKind::Conflict);
         assert!(refused.to_string().contains(other.as_str()), "{refused}");
     }
     let inside = Path::new(directory.as_str()).join("inside");
-    let refused = publisher.publish(&directory, &inside, mode(VolumeKind::Filesystem)).unwrap_err();
-    assert_eq!(refused.kind(), ErrorKind::Conflict, "{refused}");
+    assert_fails(publisher.publish(&directory, &inside, mode(VolumeKind::Filesystem)), ErrorKind::Conflict);
     for id in [&directory, &block] {
         unpublish_and_delete(&publisher, id, id.as_str());
     }

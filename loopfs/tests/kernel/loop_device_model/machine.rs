@@ -51,7 +51,7 @@ impl Machine {
         mkfs(&[], &file_path(directory.path(), FORMATTED));
         let facts = |file: usize| {
             let metadata = std::fs::metadata(file_path(directory.path(), file)).unwrap();
-            FileFacts::new(metadata.ino(), metadata.len())
+            FileFacts { inode: metadata.ino(), size: metadata.len(), has_been_read_only: false }
         };
         Self {
             holds: BTreeMap::new(),

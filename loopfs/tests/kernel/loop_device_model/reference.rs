@@ -44,13 +44,7 @@ pub(super) struct FileFacts {
     pub(super) inode: u64,
     pub(super) size: u64,
     /// The library has attached the file read-only, and no longer looks for read-only devices of other programs.
-    has_been_read_only: bool,
-}
-
-impl FileFacts {
-    pub(super) fn new(inode: u64, size: u64) -> Self {
-        Self { inode, size, has_been_read_only: false }
-    }
+    pub(super) has_been_read_only: bool,
 }
 
 /// The index of a device that a killed worker may have bound, and that was gone before it was seen.
