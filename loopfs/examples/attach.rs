@@ -13,7 +13,6 @@ use std::error::Error;
 use std::ffi::OsString;
 use std::fs::File;
 use std::path::Path;
-use std::process::ExitCode;
 use std::time::Duration;
 
 use loopfs::loop_device::{Access, AttachOptions, BlockSize, Detach, DirectIo, LoopControl};
@@ -46,12 +45,9 @@ fn run() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-fn main() -> ExitCode {
-    match run() {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("attach: {error}");
-            ExitCode::FAILURE
-        }
+fn main() {
+    if let Err(error) = run() {
+        eprintln!("attach: {error}");
+        std::process::exit(1);
     }
 }

@@ -13,7 +13,6 @@ use std::error::Error;
 use std::ffi::OsString;
 use std::fs::File;
 use std::path::Path;
-use std::process::ExitCode;
 
 use loopfs::mount::{MountFlags, bind_mount, table, unmount};
 
@@ -42,12 +41,9 @@ fn run() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-fn main() -> ExitCode {
-    match run() {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("bind_mount: {error}");
-            ExitCode::FAILURE
-        }
+fn main() {
+    if let Err(error) = run() {
+        eprintln!("bind_mount: {error}");
+        std::process::exit(1);
     }
 }

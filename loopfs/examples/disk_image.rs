@@ -17,7 +17,6 @@ use std::fs::{self, File};
 use std::io::Write;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::process::ExitCode;
 use std::time::Duration;
 
 use loopfs::Bytes;
@@ -118,12 +117,9 @@ fn run() -> Result<(), Box<dyn Error>> {
     Ok(fs::rename(incomplete, output)?)
 }
 
-fn main() -> ExitCode {
-    match run() {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("disk_image: {error}");
-            ExitCode::FAILURE
-        }
+fn main() {
+    if let Err(error) = run() {
+        eprintln!("disk_image: {error}");
+        std::process::exit(1);
     }
 }

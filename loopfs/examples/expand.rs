@@ -11,7 +11,6 @@ use std::error::Error;
 use std::ffi::OsString;
 use std::fs::File;
 use std::path::Path;
-use std::process::ExitCode;
 
 use loopfs::loop_device::LoopControl;
 
@@ -39,12 +38,9 @@ fn run() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-fn main() -> ExitCode {
-    match run() {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("expand: {error}");
-            ExitCode::FAILURE
-        }
+fn main() {
+    if let Err(error) = run() {
+        eprintln!("expand: {error}");
+        std::process::exit(1);
     }
 }

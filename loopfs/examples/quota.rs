@@ -16,7 +16,6 @@ use std::ffi::OsString;
 use std::fs::File;
 use std::os::fd::AsFd;
 use std::path::Path;
-use std::process::ExitCode;
 
 use loopfs::project_quota::{Limits, ProjectId, ProjectQuota, project_of};
 use loopfs::project_tree::{limit_directory, unlimit_directory};
@@ -65,12 +64,9 @@ fn run() -> Result<(), Box<dyn Error>> {
     }
 }
 
-fn main() -> ExitCode {
-    match run() {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("quota: {error}");
-            ExitCode::FAILURE
-        }
+fn main() {
+    if let Err(error) = run() {
+        eprintln!("quota: {error}");
+        std::process::exit(1);
     }
 }

@@ -14,7 +14,6 @@
 use std::error::Error;
 use std::ffi::OsString;
 use std::path::Path;
-use std::process::ExitCode;
 
 use loopfs::volume_store::{Condition, StoreOptions, VolumeStore};
 
@@ -40,12 +39,9 @@ fn run() -> Result<(), Box<dyn Error>> {
     if damaged > 0 { Err(format!("{damaged} volumes are damaged").into()) } else { Ok(()) }
 }
 
-fn main() -> ExitCode {
-    match run() {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("recover: {error}");
-            ExitCode::FAILURE
-        }
+fn main() {
+    if let Err(error) = run() {
+        eprintln!("recover: {error}");
+        std::process::exit(1);
     }
 }

@@ -16,7 +16,6 @@ use std::ffi::OsString;
 use std::fs::File;
 use std::os::fd::AsFd;
 use std::path::Path;
-use std::process::ExitCode;
 
 use loopfs::Bytes;
 use loopfs::mount::table;
@@ -62,12 +61,9 @@ fn run() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-fn main() -> ExitCode {
-    match run() {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("refusal: {error}");
-            ExitCode::FAILURE
-        }
+fn main() {
+    if let Err(error) = run() {
+        eprintln!("refusal: {error}");
+        std::process::exit(1);
     }
 }

@@ -13,7 +13,6 @@
 use std::error::Error;
 use std::ffi::OsString;
 use std::path::Path;
-use std::process::ExitCode;
 use std::sync::Arc;
 
 use loopfs::Bytes;
@@ -90,12 +89,9 @@ fn run() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-fn main() -> ExitCode {
-    match run() {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("store: {error}");
-            ExitCode::FAILURE
-        }
+fn main() {
+    if let Err(error) = run() {
+        eprintln!("store: {error}");
+        std::process::exit(1);
     }
 }

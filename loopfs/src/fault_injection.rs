@@ -7,25 +7,16 @@ use crate::sys::{loop_abi, test_calls};
 
 /// Shuts an XFS down as an I/O error does, without writing its log (`XFS_IOC_GOINGDOWN`). Unmounting and mounting it
 /// again restores it.
-///
-/// # Errors
-/// The errors of the ioctl.
 pub fn shut_down_xfs(file: impl AsFd) -> Result<()> {
     test_calls::shut_down_xfs(file).context("shut down", "an XFS")
 }
 
 /// Freezes a file system (`FIFREEZE`). Calls that write to it wait until it is thawed.
-///
-/// # Errors
-/// The errors of the ioctl.
 pub fn freeze(file: impl AsFd) -> Result<()> {
     test_calls::freeze(file).context("freeze", "a file system")
 }
 
 /// Thaws a file system (`FITHAW`).
-///
-/// # Errors
-/// The errors of the ioctl.
 pub fn thaw(file: impl AsFd) -> Result<()> {
     test_calls::thaw(file).context("thaw", "a file system")
 }
@@ -48,9 +39,6 @@ pub enum LoopStatusChange {
 }
 
 /// Changes the status of a loop device, as a process can that has it open for writing.
-///
-/// # Errors
-/// The errors of the ioctl.
 pub fn change_loop_status(device: impl AsFd, change: LoopStatusChange) -> Result<()> {
     let changed = test_calls::change_status(device, |info| match change {
         LoopStatusChange::Offset(offset) => info.lo_offset = offset,
@@ -64,17 +52,11 @@ pub fn change_loop_status(device: impl AsFd, change: LoopStatusChange) -> Result
 }
 
 /// Binds a loop device that is bound to no file (`LOOP_SET_FD`), as a process can that has it open.
-///
-/// # Errors
-/// The errors of the ioctl.
 pub fn bind_loop_device(device: impl AsFd, file: impl AsFd) -> Result<()> {
     test_calls::set_file(device, file).context("bind", "a loop device")
 }
 
 /// Binds a read-only loop device to another file (`LOOP_CHANGE_FD`), as a process can that has it open.
-///
-/// # Errors
-/// The errors of the ioctl.
 pub fn change_loop_file(device: impl AsFd, file: impl AsFd) -> Result<()> {
     test_calls::change_file(device, file).context("change the file of", "a loop device")
 }

@@ -183,7 +183,7 @@ pub(super) fn loop_requirements(_: &Args) -> Vec<Requirement> {
 
 /// `bench clone`: copies that share blocks, of images and of directory trees.
 pub(super) async fn clones(session: &Session, args: &Args) -> Result<Vec<Environment>> {
-    let program = Measuring::build(session, args, "loopfs", "clone").await?;
+    let program = Measuring::build(session, args, "loopfs", "loop").await?;
     // The disk has an image of 8 GiB, its clone and its snapshot, and each reserves its full size. 8 GiB are written.
     let disk_mib = args.size(32 << 10, DISK_MIB);
     let runs: [&[&str]; 2] = [&["images", XFS], &["trees", XFS]];

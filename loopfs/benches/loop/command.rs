@@ -44,10 +44,6 @@ pub(crate) fn run<const N: usize>(subjects: [Subject; N]) -> ExitCode {
 }
 
 /// Runs a program and returns its output.
-#[allow(
-    dead_code,
-    reason = "of the benchmarks that include this file, only benches/loop runs other programs"
-)]
 pub(crate) fn output(command: &mut Command) -> Result<Vec<u8>> {
     let output = command.output().map_err(|error| format!("{}: {error}", command.get_program().display()))?;
     match output.status.success() {

@@ -14,7 +14,7 @@ use nix::errno::Errno;
 use nix::fcntl::OFlag;
 
 use crate::population::{FLOOR_INDEX, LABEL, Population, options};
-use crate::samples::Samples;
+use crate::samples::{Samples, Series};
 use crate::{Result, Size, machine, stop};
 
 struct Plan {
@@ -58,7 +58,8 @@ pub(crate) fn run(directory: &Path, size: Size) -> Result<()> {
     let plan = size.plan();
     let mut population = Population::new(directory)?;
     let scene = Scene::new(&population)?;
-    let mut series: Vec<Series> = plan.counts.iter().map(|count| Series::new(*count)).collect();
+    let mut series: Vec<Series> =
+        plan.counts.iter().map(|count| Series::new(&MEASUREMENTS, *count)).collect();
     for round in 0..plan.rounds {
         for series in &mut series {
             eprintln!("round {round} of {}: {} devices", plan.rounds, series.n);
@@ -71,54 +72,21 @@ pub(crate) fn run(directory: &Path, size: Size) -> Result<()> {
     scene.measure_removal(&mut population, &plan)
 }
 
-/// All measurements with `n` devices attached.
-struct Series {
-    n: usize,
-    floor_attach: Samples,
-    attach_pool: Samples,
-    attach_thick: Samples,
-    attach_get_free: Samples,
-    losetup_attach: Samples,
-    find_device: Samples,
-    losetup_j: Samples,
-    floor_detach: Samples,
-    detach: Samples,
-    losetup_detach: Samples,
-    /// 8 MiB are written without fsync(2) before the detach, by the library and by losetup.
-    written: [Samples; 2],
-}
-
-impl Series {
-    fn new(n: usize) -> Self {
-        Self {
-            n,
-            floor_attach: Samples::new("floor_attach", n),
-            attach_pool: Samples::new("attach_pool", n),
-            attach_thick: Samples::new("attach_thick", n),
-            attach_get_free: Samples::new("attach_get_free", n),
-            losetup_attach: Samples::new("losetup_attach", n),
-            find_device: Samples::new("find_device", n),
-            losetup_j: Samples::new("losetup_j", n),
-            floor_detach: Samples::new("floor_detach", n),
-            detach: Samples::new("detach", n),
-            losetup_detach: Samples::new("losetup_detach", n),
-            written: ["write_and_detach", "write_and_losetup_detach"].map(|name| Samples::new(name, n)),
-        }
-    }
-
-    fn print(self) {
-        let attach = [
-            self.floor_attach,
-            self.attach_pool,
-            self.attach_thick,
-            self.attach_get_free,
-            self.losetup_attach,
-        ];
-        let find = [self.find_device, self.losetup_j];
-        let detach = [self.floor_detach, self.detach, self.losetup_detach];
-        attach.into_iter().chain(find).chain(detach).chain(self.written).for_each(Samples::print);
-    }
-}
+/// The measurements with one number of devices attached. In the last two, 8 MiB are written without fsync(2) before the detach.
+const MEASUREMENTS: [&str; 12] = [
+    "floor_attach",
+    "attach_pool",
+    "attach_thick",
+    "attach_get_free",
+    "losetup_attach",
+    "find_device",
+    "losetup_j",
+    "floor_detach",
+    "detach",
+    "losetup_detach",
+    "write_and_detach",
+    "write_and_losetup_detach",
+];
 
 /// The files that the runs attach and detach, one for each method.
 struct Scene {
@@ -171,16 +139,6 @@ impl Scene {
         runs: usize,
         others_every: Option<usize>,
     ) -> Result<()> {
-        let Series {
-            floor_attach,
-            attach_pool,
-            attach_thick,
-            find_device,
-            floor_detach,
-            detach,
-            written,
-            ..
-        } = series;
         let thick = options().discard(Discard::Disabled);
         let attach_thick_image = || population.control.attach(self.thick_image.as_fd(), &thick);
         // A warm-up run puts a device for thin images and one for thick ones into the pool, and fills the caches.
@@ -190,66 +148,73 @@ impl Scene {
 
         for run in 0..runs {
             stop::check()?;
-            let bare =
-                |samples: &mut Samples| samples.time(|| baseline::attach(FLOOR_INDEX, &self.configuration));
-            let ours = |samples: &mut Samples| {
-                samples.time(|| population.control.attach(self.image.as_fd(), &options()))
-            };
             // The two methods take turns, because the first one after a pause has colder caches.
-            let (floor_device, device) = if run % 2 == 0 {
-                let floor_device = bare(floor_attach)?;
-                (floor_device, ours(attach_pool)?)
+            let bare_first = run % 2 == 0;
+            let bare = |series: &mut Series| {
+                series.time("floor_attach", || baseline::attach(FLOOR_INDEX, &self.configuration))
+            };
+            let ours = |series: &mut Series| {
+                series.time("attach_pool", || population.control.attach(self.image.as_fd(), &options()))
+            };
+            let (floor_device, device) = if bare_first {
+                let floor_device = bare(series)?;
+                (floor_device, ours(series)?)
             } else {
-                let device = ours(attach_pool)?;
-                (bare(floor_attach)?, device)
+                let device = ours(series)?;
+                (bare(series)?, device)
             };
             // Detached last, so that it is not idle when the methods of others are measured.
-            let thick_device = attach_thick.time(attach_thick_image)?;
-            let found = find_device.time(|| population.control.find(self.image.as_fd()))?;
+            let thick_device = series.time("attach_thick", attach_thick_image)?;
+            let found = series.time("find_device", || population.control.find(self.image.as_fd()))?;
             if found.len() != 1 || found[0].binding() != device.binding() {
                 return Err("the device of the file was not found".into());
             }
             drop(found);
             // This must run while no device is idle, as on a machine where all devices come from LOOP_CTL_GET_FREE.
             if others_every.is_some_and(|every| run % every == 0) {
-                let port = series.attach_get_free.time(|| self.attach_by_get_free(population))?;
-                if self.has_losetup {
-                    let path = population.path(LOSETUP_IMAGE);
-                    let index = series.losetup_attach.time(|| losetup_attach_file(&path))?;
-                    series.losetup_j.time(|| losetup_find(&path))?;
-                    series.losetup_detach.time(|| losetup_detach(index))?;
-                    population.raw.remove(index)?;
-                    self.write_and_detach(population, written)?;
-                }
-                let (device, index) = port;
-                baseline::detach(device, index)?;
-                population.raw.remove(index)?;
+                self.measure_others(population, series)?;
             }
-            let bare = |samples: &mut Samples| samples.time(|| baseline::detach(floor_device, FLOOR_INDEX));
-            let ours = |samples: &mut Samples| samples.time(|| population.control.detach(device));
-            if run % 2 == 0 {
-                bare(floor_detach)?;
-                ours(detach)?;
+            let bare = |series: &mut Series| {
+                series.time("floor_detach", || baseline::detach(floor_device, FLOOR_INDEX))
+            };
+            let ours = |series: &mut Series| series.time("detach", || population.control.detach(device));
+            if bare_first {
+                bare(series)?;
+                ours(series)?;
             } else {
-                ours(detach)?;
-                bare(floor_detach)?;
+                ours(series)?;
+                bare(series)?;
             }
             population.control.detach(thick_device)?;
         }
         Ok(())
     }
 
+    fn measure_others(&self, population: &Population, series: &mut Series) -> Result<()> {
+        let (device, port) = series.time("attach_get_free", || self.attach_by_get_free(population))?;
+        if self.has_losetup {
+            let path = population.path(LOSETUP_IMAGE);
+            let index = series.time("losetup_attach", || losetup_attach_file(&path))?;
+            series.time("losetup_j", || losetup_find(&path))?;
+            series.time("losetup_detach", || losetup_detach(index))?;
+            population.raw.remove(index)?;
+            self.write_and_detach(population, series)?;
+        }
+        baseline::detach(device, port)?;
+        Ok(population.raw.remove(port)?)
+    }
+
     /// Writes 8 MiB to a device without fsync(2), and detaches it. The library has the device open, so it writes the page cache of
     /// the device; without it, the close of the program that wrote does that.
-    fn write_and_detach(&self, population: &Population, [ours, peer]: &mut [Samples; 2]) -> Result<()> {
+    fn write_and_detach(&self, population: &Population, series: &mut Series) -> Result<()> {
         let device = population.control.attach(self.large_image.as_fd(), &options())?;
         let path = device.path();
-        ours.time(|| -> Result<()> {
+        series.time("write_and_detach", || -> Result<()> {
             write(&path)?;
             Ok(population.control.detach(device).map(drop)?)
         })?;
         let index = losetup_attach_file(&population.path(LARGE_IMAGE))?;
-        peer.time(|| -> Result<()> {
+        series.time("write_and_losetup_detach", || -> Result<()> {
             write(format!("/dev/loop{index}"))?;
             losetup_detach(index)
         })?;
@@ -298,8 +263,8 @@ fn losetup_find(path: &Path) -> Result<()> {
 impl Scene {
     fn measure_removal(&self, population: &mut Population, plan: &Plan) -> Result<()> {
         let count = plan.counts.last().copied().unwrap_or_default();
-        let mut background = Samples::per_device("remove_background", count);
-        let mut serial = Samples::per_device("remove_serial", count);
+        let mut background = Samples::per("us/device", "remove_background", count);
+        let mut serial = Samples::per("us/device", "remove_serial", count);
         for round in 0..plan.removals {
             eprintln!("removing {count} devices: round {round} of {}", plan.removals);
             population.resize(count)?;

@@ -26,23 +26,6 @@ const FIO: (&str, &str) = ("LOOPFS_BENCH_FIO", "/usr/bin/fio");
 const LOSETUP: (&str, &str) = ("LOOPFS_BENCH_UTIL_LINUX", "/usr/sbin/losetup");
 const UBLK_LOOP: (&str, &str) = ("LOOPFS_BENCH_UBLK_LOOP", "/usr/bin/ublk-loop");
 
-struct Plan {
-    mib: i64,
-    /// Each round measures all targets, so that other load of the machine affects all of them alike.
-    rounds: usize,
-    /// The time of one run of fio.
-    seconds: u32,
-}
-
-impl Size {
-    fn io_plan(self) -> Plan {
-        match self {
-            Size::Full => Plan { mib: 512, rounds: 7, seconds: 2 },
-            Size::Quick => Plan { mib: 128, rounds: 2, seconds: 1 },
-        }
-    }
-}
-
 /// The numbers of requests in flight.
 const DEPTHS: [usize; 2] = [1, 16];
 
@@ -51,66 +34,32 @@ struct Workload {
     rw: &'static str,
     bs: &'static str,
     direction: &'static str,
-    /// The names of the rows of [`TARGETS`].
-    rows: [&'static str; TARGETS.len()],
+    /// The start of the names of its rows, before the target.
+    row: &'static str,
 }
-
-/// The files whose input and output is measured, and how each is opened.
-const TARGETS: [Target; 4] = [Target::Volume, Target::File, Target::Losetup, Target::Ublk];
 
 const WORKLOADS: [Workload; 4] = [
-    Workload {
-        rw: "randread",
-        bs: "4k",
-        direction: "read",
-        rows: ["read_4k_volume", "read_4k_file", "read_4k_losetup", "read_4k_ublk"],
-    },
-    Workload {
-        rw: "randwrite",
-        bs: "4k",
-        direction: "write",
-        rows: ["write_4k_volume", "write_4k_file", "write_4k_losetup", "write_4k_ublk"],
-    },
-    Workload {
-        rw: "read",
-        bs: "1M",
-        direction: "read",
-        rows: ["read_1m_volume", "read_1m_file", "read_1m_losetup", "read_1m_ublk"],
-    },
-    Workload {
-        rw: "write",
-        bs: "1M",
-        direction: "write",
-        rows: ["write_1m_volume", "write_1m_file", "write_1m_losetup", "write_1m_ublk"],
-    },
+    Workload { rw: "randread", bs: "4k", direction: "read", row: "read_4k" },
+    Workload { rw: "randwrite", bs: "4k", direction: "write", row: "write_4k" },
+    Workload { rw: "read", bs: "1M", direction: "read", row: "read_1m" },
+    Workload { rw: "write", bs: "1M", direction: "write", row: "write_1m" },
 ];
 
-#[derive(Clone, Copy, Debug)]
-enum Target {
-    /// A loop device as the driver attaches it.
-    Volume,
-    /// The file itself.
-    File,
-    /// A loop device as losetup attaches it without options.
-    Losetup,
-    /// A ublk device, which a process serves.
-    Ublk,
-}
-
-impl Target {
-    fn file(self) -> &'static str {
-        match self {
-            Target::Volume => "volume.img",
-            Target::File => "file.img",
-            Target::Losetup => "losetup.img",
-            Target::Ublk => "ublk.img",
-        }
-    }
-}
+/// What is measured: a loop device as the driver attaches it, the file itself, a loop device as losetup attaches it without options,
+/// and a ublk device, which a process serves.
+const TARGETS: [&str; 4] = [VOLUME, FILE, LOSETUP_DEVICE, UBLK];
+const VOLUME: &str = "volume";
+const FILE: &str = "file";
+const LOSETUP_DEVICE: &str = "losetup";
+const UBLK: &str = "ublk";
 
 pub(crate) fn run(directory: &Path, size: Size) -> Result<()> {
     machine::print(directory)?;
-    let plan = size.io_plan();
+    // Each round measures all targets, so that other load of the machine affects all of them alike.
+    let (mib, rounds, seconds) = match size {
+        Size::Full => (512, 7, 2),
+        Size::Quick => (128, 2, 1),
+    };
     let [fio, losetup, ublk_loop] = [FIO, LOSETUP, UBLK_LOOP]
         .map(|(variable, path)| std::env::var_os(variable).map_or_else(|| path.into(), PathBuf::from));
     let population = Population::new(directory)?;
@@ -118,13 +67,13 @@ pub(crate) fn run(directory: &Path, size: Size) -> Result<()> {
     // It ends before the population deletes its file.
     let mut server = None;
     for target in TARGETS {
-        let path = population.path(target.file());
-        allocate(&path, plan.mib)?;
+        let path = population.path(&format!("{target}.img"));
+        allocate(&path, mib)?;
         let path = match target {
-            Target::File => path,
-            Target::Volume => population.control.attach(File::open(&path)?.as_fd(), &options())?.path(),
-            Target::Losetup => attach_by_default(&losetup, &path)?,
-            Target::Ublk => server.insert(UblkServer::start(&ublk_loop, &path)?).device(),
+            FILE => path,
+            VOLUME => population.control.attach(File::open(&path)?.as_fd(), &options())?.path(),
+            LOSETUP_DEVICE => attach_by_default(&losetup, &path)?,
+            _ => server.insert(UblkServer::start(&ublk_loop, &path)?).device(),
         };
         eprintln!("write {} once", path.display());
         fio_run(&fio, &path, "write", "1M", 16, &[])?;
@@ -133,15 +82,15 @@ pub(crate) fn run(directory: &Path, size: Size) -> Result<()> {
     let mut samples: Vec<Samples> = Vec::new();
     for workload in &WORKLOADS {
         for depth in DEPTHS {
-            samples.extend(workload.rows.map(|name| Samples::new(name, depth)));
+            samples.extend(TARGETS.map(|target| Samples::new(&format!("{}_{target}", workload.row), depth)));
         }
     }
-    let time = format!("--runtime={}", plan.seconds);
-    for round in 0..plan.rounds {
+    let time = format!("--runtime={seconds}");
+    for round in 0..rounds {
         let mut rows = samples.iter_mut();
         for workload in &WORKLOADS {
             for depth in DEPTHS {
-                eprintln!("round {round} of {}: {} {}, depth {depth}", plan.rounds, workload.rw, workload.bs);
+                eprintln!("round {round} of {rounds}: {} {}, depth {depth}", workload.rw, workload.bs);
                 for (path, row) in paths.iter().zip(&mut rows) {
                     stop::check()?;
                     let time = [&*time, "--time_based"];

@@ -6,10 +6,11 @@
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::time::Instant;
 
 use crate::command::output;
 use crate::population::Population;
-use crate::samples::Samples;
+use crate::samples::Series;
 use crate::{Result, Size, machine, stop};
 
 /// The programs, and their paths in a guest.
@@ -20,66 +21,37 @@ const REMEMBERED: &str = "/run/loopfs/attachments";
 /// The attempts to measure a run in which no other process sends a uevent.
 const ATTEMPTS: usize = 100;
 
-struct Plan {
-    counts: &'static [usize],
-    runs: usize,
-}
-
-impl Size {
-    fn losetup_plan(self) -> Plan {
-        match self {
-            Size::Full => Plan { counts: &[10, 1000, 4000], runs: 50 },
-            Size::Quick => Plan { counts: &[10, 200], runs: 10 },
-        }
-    }
-}
+const MEASUREMENTS: [&str; 5] = [
+    "losetup_start",
+    "losetup_j_util_linux",
+    "losetup_j_drop_in_first",
+    "losetup_j_drop_in_after_uevent",
+    "losetup_j_drop_in",
+];
 
 pub(crate) fn run(directory: &Path, size: Size) -> Result<()> {
     machine::print(directory)?;
-    let plan = size.losetup_plan();
+    let (counts, runs): (&[usize], _) = match size {
+        Size::Full => (&[10, 1000, 4000], 50),
+        Size::Quick => (&[10, 200], 10),
+    };
     let [util_linux, drop_in] = [UTIL_LINUX, DROP_IN]
         .map(|(variable, path)| std::env::var_os(variable).map_or_else(|| path.into(), PathBuf::from));
-    for count in plan.counts {
+    for count in counts {
         eprintln!("{count} devices");
         let mut population = Population::new(directory)?;
         population.resize(*count)?;
         population.close_files();
         let file = population.path("1.img");
         let programs = Programs { util_linux: &util_linux, drop_in: &drop_in, file: &file };
-        let mut series = Series::new(*count);
-        for _ in 0..plan.runs {
+        let mut series = Series::new(&MEASUREMENTS, *count);
+        for _ in 0..runs {
             stop::check()?;
             programs.measure(&mut series)?;
         }
         series.print();
     }
     Ok(())
-}
-
-/// All measurements with `n` devices attached.
-struct Series {
-    start: Samples,
-    util_linux: Samples,
-    first: Samples,
-    after_uevent: Samples,
-    unchanged: Samples,
-}
-
-impl Series {
-    fn new(n: usize) -> Self {
-        Self {
-            start: Samples::new("losetup_start", n),
-            util_linux: Samples::new("losetup_j_util_linux", n),
-            first: Samples::new("losetup_j_drop_in_first", n),
-            after_uevent: Samples::new("losetup_j_drop_in_after_uevent", n),
-            unchanged: Samples::new("losetup_j_drop_in", n),
-        }
-    }
-
-    fn print(self) {
-        let Self { start, util_linux, first, after_uevent, unchanged } = self;
-        [start, util_linux, first, after_uevent, unchanged].into_iter().for_each(Samples::print);
-    }
 }
 
 struct Programs<'a> {
@@ -91,8 +63,8 @@ struct Programs<'a> {
 impl Programs<'_> {
     /// Measures each state once. The programs alternate, so that other load on the machine affects both alike.
     fn measure(&self, series: &mut Series) -> Result<()> {
-        series.start.time(|| output(Command::new(self.drop_in).arg("--version")))?;
-        let found = series.util_linux.time(|| self.find(self.util_linux))?;
+        series.time("losetup_start", || output(Command::new(self.drop_in).arg("--version")))?;
+        let found = series.time("losetup_j_util_linux", || self.find(self.util_linux))?;
         if found.is_empty() {
             return Err("losetup of util-linux did not find the device".into());
         }
@@ -100,24 +72,25 @@ impl Programs<'_> {
             Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(error.into()),
             _ => {}
         }
-        let first = series.first.time(|| self.find(self.drop_in))?;
+        let first = series.time("losetup_j_drop_in_first", || self.find(self.drop_in))?;
         send_uevent(&found)?;
-        let after_uevent = series.after_uevent.time(|| self.find(self.drop_in))?;
-        let unchanged = self.find_unchanged(&mut series.unchanged)?;
+        let after_uevent = series.time("losetup_j_drop_in_after_uevent", || self.find(self.drop_in))?;
+        let unchanged = self.find_unchanged(series)?;
         match [first, after_uevent, unchanged].iter().all(|ours| *ours == found) {
             true => Ok(()),
             false => Err("the programs found different devices".into()),
         }
     }
 
-    fn find_unchanged(&self, samples: &mut Samples) -> Result<Vec<u8>> {
+    fn find_unchanged(&self, series: &mut Series) -> Result<Vec<u8>> {
         for _ in 0..ATTEMPTS {
             let before = uevents()?;
             self.find(self.drop_in)?;
-            let mut attempt = samples.like();
-            let found = attempt.time(|| self.find(self.drop_in))?;
+            let started = Instant::now();
+            let found = self.find(self.drop_in)?;
+            let time = started.elapsed();
             if uevents()? == before {
-                samples.append(attempt);
+                series.push("losetup_j_drop_in", time);
                 return Ok(found);
             }
         }

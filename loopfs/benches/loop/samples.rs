@@ -1,4 +1,5 @@
 //! The samples of one measurement, and the line that reports them.
+#![allow(dead_code, reason = "the benchmarks of csi use a part of it")]
 
 use std::time::{Duration, Instant};
 
@@ -8,40 +9,23 @@ const MAX_PRINTED: usize = 200;
 /// The times of all runs of measurement `name`. `n` is the quantity on which the time may depend, such as the number of devices.
 #[derive(Debug)]
 pub(crate) struct Samples {
-    name: &'static str,
+    name: String,
     n: usize,
     unit: &'static str,
     microseconds: Vec<f64>,
 }
 
 impl Samples {
-    pub(crate) fn new(name: &'static str, n: usize) -> Self {
-        Self { name, n, unit: "us", microseconds: Vec::new() }
+    pub(crate) fn new(name: &str, n: usize) -> Self {
+        Self { name: name.to_owned(), n, unit: "us", microseconds: Vec::new() }
     }
 
-    /// Creates samples of the time per device, for work on many devices.
-    #[allow(
-        dead_code,
-        reason = "of the benchmarks that include this file, only benches/loop measures devices"
-    )]
-    pub(crate) fn per_device(name: &'static str, n: usize) -> Self {
-        Self { unit: "us/device", ..Self::new(name, n) }
-    }
-
-    /// Creates samples of the time per inode, for work on a tree.
-    #[allow(
-        dead_code,
-        reason = "of the benchmarks that include this file, only benches/clone measures trees"
-    )]
-    pub(crate) fn per_inode(name: &'static str, n: usize) -> Self {
-        Self { unit: "us/inode", ..Self::new(name, n) }
+    /// Creates samples in another unit, for work on many devices or inodes.
+    pub(crate) fn per(unit: &'static str, name: &str, n: usize) -> Self {
+        Self { unit, ..Self::new(name, n) }
     }
 
     /// Runs `work` and records its time divided by `parts`. If `counts` is `false`, it records nothing, for a warm-up run.
-    #[allow(
-        dead_code,
-        reason = "of the benchmarks that include this file, only benches/clone warms up in this way"
-    )]
     pub(crate) fn share<T>(&mut self, counts: bool, parts: usize, work: impl FnOnce() -> T) -> T {
         let started = Instant::now();
         let result = work();
@@ -51,32 +35,8 @@ impl Samples {
         result
     }
 
-    #[allow(
-        dead_code,
-        reason = "of the benchmarks that include this file, only benches/loop measures without warming up"
-    )]
     pub(crate) fn time<T>(&mut self, work: impl FnOnce() -> T) -> T {
-        let started = Instant::now();
-        let result = work();
-        self.push(started.elapsed());
-        result
-    }
-
-    /// Returns empty samples of the same measurement, for a run that may not count.
-    #[allow(
-        dead_code,
-        reason = "of the benchmarks that include this file, only benches/loop has runs that do not count"
-    )]
-    pub(crate) fn like(&self) -> Self {
-        Self { microseconds: Vec::new(), ..*self }
-    }
-
-    #[allow(
-        dead_code,
-        reason = "of the benchmarks that include this file, only benches/loop has runs that do not count"
-    )]
-    pub(crate) fn append(&mut self, other: Self) {
-        self.microseconds.extend(other.microseconds);
+        self.share(true, 1, work)
     }
 
     pub(crate) fn push(&mut self, time: Duration) {
@@ -107,5 +67,34 @@ impl Samples {
     fn quantile(&self, share: f64) -> Option<f64> {
         let rank = (share * self.microseconds.len() as f64).ceil() as usize;
         self.microseconds.get(rank.saturating_sub(1)).copied()
+    }
+}
+
+/// The samples of several measurements with the same `n`, in the order of the report.
+pub(crate) struct Series {
+    pub(crate) n: usize,
+    samples: Vec<Samples>,
+}
+
+impl Series {
+    pub(crate) fn new(names: &[&str], n: usize) -> Self {
+        Self { n, samples: names.iter().map(|name| Samples::new(name, n)).collect() }
+    }
+
+    pub(crate) fn push(&mut self, name: &str, time: Duration) {
+        let samples = self.samples.iter_mut().find(|samples| samples.name == name);
+        samples.expect("one of the names").push(time);
+    }
+
+    /// Runs `work` and records its time as one of the measurement `name`.
+    pub(crate) fn time<T>(&mut self, name: &str, work: impl FnOnce() -> T) -> T {
+        let started = Instant::now();
+        let result = work();
+        self.push(name, started.elapsed());
+        result
+    }
+
+    pub(crate) fn print(self) {
+        self.samples.into_iter().for_each(Samples::print);
     }
 }

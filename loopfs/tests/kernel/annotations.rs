@@ -6,16 +6,15 @@ use std::path::PathBuf;
 
 use loopfs::mount::unmount;
 use loopfs::volume_store::{
-    Annotations, ContentSource, SnapshotId, StoreOptions, VolumeId, VolumeKind, VolumeSpec, VolumeStore,
+    Annotations, ContentSource, StoreOptions, VolumeId, VolumeKind, VolumeSpec, VolumeStore,
 };
 use loopfs::{Bytes, ErrorKind};
 use rstest::rstest;
 use rustix::fs::{XattrFlags, setxattr};
 
 use crate::disk::{Disk, MIN_SIZE};
-use crate::environment::{Leaks, id, scratch, store, xfs};
-
-const MIB: u64 = 1 << 20;
+use crate::environment::{Leaks, MIB, id, scratch, snapshot_id, store, xfs};
+use crate::fixtures::{TestStore, delete_all, remove};
 
 fn annotations(claim: &str) -> Annotations {
     Annotations::new([("claim", claim), ("class", "fast")]).unwrap()
@@ -29,19 +28,11 @@ fn pending_ids(store: &VolumeStore) -> Vec<VolumeId> {
     store.pending().unwrap().into_iter().map(|(id, _)| id).collect()
 }
 
-fn remove(store: &VolumeStore, names: &[&str]) {
-    for name in names {
-        assert!(store.delete(&id(name)).unwrap(), "{name}");
-    }
-    assert_eq!(store.empty_trash().unwrap(), names.len());
-}
-
 #[rstest]
 fn a_volume_is_pending_until_confirmed(
     #[values(VolumeKind::Filesystem, VolumeKind::Block)] kind: VolumeKind,
 ) {
-    let leaks = Leaks::watch();
-    let (creator, other) = (store(), store());
+    let (creator, other) = (TestStore::open(), store());
     let volume = creator.create(&id("a"), &pending(kind, "shop/data")).unwrap();
     assert_eq!(volume.annotations().unwrap(), annotations("shop/data"));
     assert!(volume.is_pending().unwrap());
@@ -60,46 +51,38 @@ fn a_volume_is_pending_until_confirmed(
         assert!(!volume.is_pending().unwrap());
     }
     drop(volume);
-    remove(&creator, &["a"]);
+    remove(&creator, &id("a"));
     assert_eq!(creator.confirm(&id("a")).unwrap_err().kind(), ErrorKind::NotFound);
-    leaks.check();
 }
 
 #[rstest]
 fn creating_without_pending_confirms(#[values(VolumeKind::Filesystem, VolumeKind::Block)] kind: VolumeKind) {
-    let leaks = Leaks::watch();
-    let store = store();
+    let store = TestStore::open();
     store.create(&id("a"), &pending(kind, "shop/data")).unwrap();
     store.create(&id("a"), &VolumeSpec::new(kind, Bytes(MIB))).unwrap();
     assert_eq!(store.pending().unwrap(), []);
-    remove(&store, &["a"]);
-    leaks.check();
 }
 
 #[rstest]
 fn an_existing_volume_keeps_its_annotations(
     #[values(VolumeKind::Filesystem, VolumeKind::Block)] kind: VolumeKind,
 ) {
-    let leaks = Leaks::watch();
-    let store = store();
+    let store = TestStore::open();
     store.create(&id("a"), &VolumeSpec::new(kind, Bytes(MIB))).unwrap();
     let repeated = store.create(&id("a"), &pending(kind, "shop/data")).unwrap();
     assert_eq!(repeated.annotations().unwrap(), Annotations::default());
     assert!(!repeated.is_pending().unwrap(), "a volume that may hold data became pending");
     drop(repeated);
     assert_eq!(store.pending().unwrap(), []);
-    remove(&store, &["a"]);
-    leaks.check();
 }
 
 #[rstest]
 fn copies_have_only_their_own_annotations(
     #[values(VolumeKind::Filesystem, VolumeKind::Block)] kind: VolumeKind,
 ) {
-    let leaks = Leaks::watch();
-    let store = store();
+    let store = TestStore::open();
     store.create(&id("source"), &pending(kind, "shop/source")).unwrap();
-    let snapshot = SnapshotId::parse("s").unwrap();
+    let snapshot = snapshot_id("s");
     store.create_snapshot(&id("source"), &snapshot).unwrap();
     let (source, plain) = (id("source"), VolumeSpec::new(kind, Bytes(MIB)));
     let clone = store.clone_from(ContentSource::Volume(&source), &id("plain"), &plain).unwrap();
@@ -112,17 +95,14 @@ fn copies_have_only_their_own_annotations(
     assert_eq!(clone.annotations().unwrap(), annotations("shop/copy"));
     drop(clone);
     assert_eq!(pending_ids(&store), [id("noted"), id("source")]);
-    assert!(store.delete_snapshot(&snapshot).unwrap());
-    assert_eq!(store.empty_trash().unwrap(), 1);
-    remove(&store, &["source", "plain", "noted"]);
+    delete_all(&store);
     assert_eq!(store.pending().unwrap(), []);
-    leaks.check();
 }
 
 /// The volume has one block, which the annotations take from a directory, and the file system is full.
 #[rstest]
 fn long_annotations_fit_small_volumes(#[values(VolumeKind::Filesystem, VolumeKind::Block)] kind: VolumeKind) {
-    let leaks = Leaks::watch();
+    let _leaks = Leaks::watch();
     let (disk, parent) = (Disk::formatted(MIN_SIZE), scratch());
     let data = parent.path().join("data");
     std::fs::create_dir(&data).unwrap();
@@ -143,8 +123,6 @@ fn long_annotations_fit_small_volumes(#[values(VolumeKind::Filesystem, VolumeKin
     assert_eq!(volume.capacity(), Bytes(4096));
     drop((volume, store));
     unmount(&data).unwrap();
-    drop(disk);
-    leaks.check();
 }
 
 /// Writes until there is no space, if there is any.
@@ -157,8 +135,7 @@ fn fill(path: PathBuf) {
 
 #[test]
 fn invalid_annotations_hide_no_volume() {
-    let leaks = Leaks::watch();
-    let store = store();
+    let store = TestStore::open();
     for name in ["a", "b"] {
         store.create(&id(name), &pending(VolumeKind::Filesystem, "shop/data")).unwrap();
     }
@@ -166,6 +143,4 @@ fn invalid_annotations_hide_no_volume() {
     setxattr(xfs().join("volumes/a"), name, b"claim=a\nb uid", XattrFlags::empty()).unwrap();
     assert_eq!(store.volume(&id("a")).unwrap().annotations().unwrap_err().kind(), ErrorKind::Other);
     assert_eq!(pending_ids(&store), [id("b")]);
-    remove(&store, &["a", "b"]);
-    leaks.check();
 }

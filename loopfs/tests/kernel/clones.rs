@@ -1,28 +1,19 @@
 use std::fs::File;
 use std::io::Write;
-use std::os::fd::AsFd;
 use std::os::unix::fs::{FileExt, MetadataExt};
 
 use loopfs::loop_device::{Access, AttachOptions, BlockSize, Detach, DirectIo, LoopControl};
-use loopfs::volume_store::{OwnedContentSource, Volume, VolumeId, VolumeKind, VolumeSpec, VolumeStore};
+use loopfs::volume_store::{ContentSource, OwnedContentSource, Volume, VolumeKind, VolumeSpec};
 use loopfs::{Bytes, ErrorKind};
 use rstest::rstest;
 
 use crate::environment::{
-    Leaks, assert_close, available_after_recount, clone_image, id, linux_at_least, store,
+    MIB, assert_close, available_after_recount, clone_image, id, linux_at_least, snapshot_id, store,
 };
-
-const MIB: u64 = 1 << 20;
-
-fn block(store: &VolumeStore, name: &str, size: u64) -> (VolumeId, File) {
-    let id = id(name);
-    let volume = store.create(&id, &VolumeSpec::new(VolumeKind::Block, Bytes(size))).unwrap();
-    (id, open(&volume))
-}
-
-fn open(volume: &Volume) -> File {
-    File::from(volume.open_image(Access::ReadWrite).unwrap())
-}
+use crate::fixtures::{
+    TestStore, allocated, assert_available, assert_fails, concurrently, create_image, margin, open_image,
+    remove, reserve_rest, write_scattered,
+};
 
 /// Writes pages whose content depends on their offset and the seed, so that each page is unique in the image.
 fn fill(image: &File, from: u64, to: u64, seed: u8) {
@@ -44,22 +35,10 @@ fn assert_filled(image: &File, from: u64, to: u64, seed: u8) {
     }
 }
 
-fn allocated(image: &File) -> u64 {
-    image.metadata().unwrap().blocks() * 512
-}
-
-fn remove(store: &VolumeStore, ids: &[&VolumeId]) {
-    for id in ids {
-        assert!(store.delete(id).unwrap());
-    }
-    assert_eq!(store.empty_trash().unwrap(), ids.len());
-}
-
 #[test]
 fn a_clone_is_an_independent_volume() {
-    let leaks = Leaks::watch();
-    let store = store();
-    let (source, original) = block(&store, "source", 5 * MIB);
+    let store = TestStore::open();
+    let (source, original) = create_image(&store, "source", 5 * MIB);
     // The data is only in the page cache. The clone must contain it all the same.
     fill(&original, 0, 4 * MIB, 1);
     let volume = clone_image(&store, &source, &id("clone"), Bytes(6 * MIB)).unwrap();
@@ -67,7 +46,7 @@ fn a_clone_is_an_independent_volume() {
     assert_eq!(volume.source().unwrap(), Some(OwnedContentSource::Volume(source.clone())));
     assert_eq!(store.volume(&source).unwrap().source().unwrap(), None);
     assert_eq!(store.stats(&id("clone")).unwrap().capacity, Bytes(6 * MIB));
-    let clone = open(&volume);
+    let clone = open_image(&volume);
     assert_ne!(clone.metadata().unwrap().ino(), original.metadata().unwrap().ino());
     assert_filled(&clone, 0, 4 * MIB, 1);
     // The last megabyte of the source was never written.
@@ -82,23 +61,20 @@ fn a_clone_is_an_independent_volume() {
     assert_filled(&clone, MIB, 2 * MIB, 1);
     // A clone can be expanded and cloned, and it outlives its source, as any other volume does.
     store.expand(&id("clone"), Bytes(8 * MIB)).unwrap();
-    let second = open(&clone_image(&store, &id("clone"), &id("second"), Bytes(8 * MIB)).unwrap());
+    let second = open_image(&clone_image(&store, &id("clone"), &id("second"), Bytes(8 * MIB)).unwrap());
     drop(original);
-    remove(&store, &[&source]);
+    remove(&store, &source);
     assert_filled(&second, 0, MIB, 2);
     assert_filled(&clone, MIB, 4 * MIB, 1);
-    drop((volume, clone, second));
-    remove(&store, &[&id("clone"), &id("second")]);
-    leaks.check();
 }
 
 /// The call returns the clone even after the source was deleted.
 #[test]
 fn repeating_a_clone_returns_it() {
-    let store = store();
-    let (source, _) = block(&store, "source", MIB);
-    let (other, _) = block(&store, "other", MIB);
-    let inode = |volume: Volume| open(&volume).metadata().unwrap().ino();
+    let store = TestStore::open();
+    let (source, _) = create_image(&store, "source", MIB);
+    let (other, _) = create_image(&store, "other", MIB);
+    let inode = |volume: Volume| open_image(&volume).metadata().unwrap().ino();
     let first = inode(clone_image(&store, &source, &id("clone"), Bytes(MIB)).unwrap());
     assert_eq!(inode(clone_image(&store, &source, &id("clone"), Bytes(MIB)).unwrap()), first);
     store.expand(&id("clone"), Bytes(2 * MIB)).unwrap();
@@ -115,51 +91,58 @@ fn repeating_a_clone_returns_it() {
         assert_eq!(error.kind(), ErrorKind::AlreadyExists, "{error}");
         assert!(error.to_string().contains("a clone of volume source"), "{error}");
     }
-    remove(&store, &[&source]);
+    remove(&store, &source);
     assert_eq!(inode(clone_image(&store, &source, &id("clone"), Bytes(MIB)).unwrap()), first);
-    remove(&store, &[&other, &id("clone")]);
 }
 
 #[rstest]
-#[case::no_such_source("absent", 4 * MIB, ErrorKind::NotFound)]
-#[case::a_directory("directory", 4 * MIB, ErrorKind::InvalidInput)]
-#[case::smaller_than_the_source("source", 2 * MIB, ErrorKind::WouldShrink)]
-#[case::of_no_size("source", 0, ErrorKind::InvalidInput)]
-#[case::beyond_any_file("source", u64::MAX, ErrorKind::InvalidInput)]
-#[case::more_than_there_is("source", 1 << 40, ErrorKind::NoSpace)]
-fn a_failed_clone_leaves_nothing(#[case] source: &str, #[case] capacity: u64, #[case] expected: ErrorKind) {
-    let leaks = Leaks::watch();
-    let store = store();
-    drop(block(&store, "source", 4 * MIB));
+#[case::no_such_source("absent", VolumeKind::Block, 4 * MIB, ErrorKind::NotFound)]
+#[case::a_directory("directory", VolumeKind::Block, 4 * MIB, ErrorKind::InvalidInput)]
+#[case::as_a_directory("source", VolumeKind::Filesystem, 4 * MIB, ErrorKind::InvalidInput)]
+#[case::smaller_than_the_source("source", VolumeKind::Block, 2 * MIB, ErrorKind::WouldShrink)]
+#[case::of_no_size("source", VolumeKind::Block, 0, ErrorKind::InvalidInput)]
+#[case::beyond_any_file("source", VolumeKind::Block, u64::MAX, ErrorKind::InvalidInput)]
+#[case::more_than_there_is("source", VolumeKind::Block, 1 << 40, ErrorKind::NoSpace)]
+fn a_failed_copy_leaves_nothing(
+    #[case] source: &str,
+    #[case] kind: VolumeKind,
+    #[case] capacity: u64,
+    #[case] expected: ErrorKind,
+    #[values(false, true)] from_snapshot: bool,
+) {
+    let store = TestStore::open();
+    let (_, image) = create_image(&store, "source", 4 * MIB);
+    // Blocks that were never written are not shared. The store counts a volume without shared blocks without a margin.
+    fill(&image, 0, 4 * MIB, 1);
     store.create(&id("directory"), &VolumeSpec::new(VolumeKind::Filesystem, Bytes(MIB))).unwrap();
+    if from_snapshot {
+        for name in ["source", "directory"] {
+            store.create_snapshot(&id(name), &snapshot_id(name)).unwrap();
+        }
+    }
     let before = store.space().unwrap().available;
-    let error = clone_image(&store, &id(source), &id("clone"), Bytes(capacity)).unwrap_err();
-    assert_eq!(error.kind(), expected, "{error}");
+    let (volume, snapshot) = (id(source), snapshot_id(source));
+    let content =
+        if from_snapshot { ContentSource::Snapshot(&snapshot) } else { ContentSource::Volume(&volume) };
+    let spec = VolumeSpec::new(kind, Bytes(capacity));
+    assert_fails(store.clone_from(content, &id("clone"), &spec), expected);
     assert_eq!(store.volume(&id("clone")).unwrap_err().kind(), ErrorKind::NotFound);
     // The refused call made the store recount.
     assert_close(store.space().unwrap().available.0, before.0);
-    remove(&store, &[&id("source"), &id("directory")]);
-    leaks.check();
 }
 
 #[test]
 fn concurrent_clone_calls_create_one_volume() {
-    let store = store();
-    let (source, original) = block(&store, "source", MIB);
+    let store = TestStore::open();
+    let (source, original) = create_image(&store, "source", MIB);
     fill(&original, 0, MIB, 5);
     let before = store.space().unwrap().available;
     let clone = id("clone");
-    let inodes: Vec<u64> = std::thread::scope(|scope| {
-        let call =
-            || open(&clone_image(&store, &source, &clone, Bytes(MIB)).unwrap()).metadata().unwrap().ino();
-        let workers: Vec<_> = (0..8).map(|_| scope.spawn(call)).collect();
-        workers.into_iter().map(|worker| worker.join().unwrap()).collect()
-    });
+    let clone_once = || open_image(&clone_image(&store, &source, &clone, Bytes(MIB)).unwrap());
+    let inodes = concurrently(8, || clone_once().metadata().unwrap().ino());
     assert!(inodes.iter().all(|inode| *inode == inodes[0]), "{inodes:?}");
     // Reserved once.
     assert_close(store.space().unwrap().available.0, before.0 - MIB - 2 * margin(MIB));
-    drop(original);
-    remove(&store, &[&source, &clone]);
 }
 
 /// Up to Linux 6.14 a device on a file with shared blocks can have both direct I/O and 512-byte blocks. Later
@@ -168,20 +151,19 @@ fn concurrent_clone_calls_create_one_volume() {
 /// both.
 #[test]
 fn cloning_keeps_an_attached_device_unchanged() {
-    let leaks = Leaks::watch();
-    let store = store();
+    let store = TestStore::open();
     let control = LoopControl::open().unwrap();
-    let (source, original) = block(&store, "source", 4 * MIB);
+    let (source, original) = create_image(&store, "source", 4 * MIB);
     let options = AttachOptions::new(Access::ReadWrite);
-    let device = control.ensure_attached(original.as_fd(), &options).unwrap();
+    let device = control.ensure_attached(&original, &options).unwrap();
     let mut through = File::options().write(true).open(device.path()).unwrap();
     through.write_all(&page(0, 7)).unwrap();
     through.sync_all().unwrap();
 
     let volume = clone_image(&store, &source, &id("clone"), Bytes(4 * MIB)).unwrap();
-    let clone = open(&volume);
+    let clone = open_image(&volume);
     assert_filled(&clone, 0, 4096, 7);
-    assert!(control.find(clone.as_fd()).unwrap().is_empty(), "the clone has the index lock of its source");
+    assert!(control.find(&clone).unwrap().is_empty(), "the clone has the index lock of its source");
     let status = device.status().unwrap();
     assert_eq!((status.direct_io, status.block_size), (true, 512));
     through.write_all(&[9; 512]).unwrap();
@@ -193,10 +175,10 @@ fn cloning_keeps_an_attached_device_unchanged() {
     assert_eq!(written, [0; 512], "and do not reach the clone");
 
     drop((through, device));
-    assert_eq!(control.detach_all(original.as_fd()).unwrap(), Detach::Detached);
+    assert_eq!(control.detach_all(&original).unwrap(), Detach::Detached);
     let whole_blocks_only = linux_at_least(6, 15);
     for image in [&original, &clone] {
-        match control.ensure_attached(image.as_fd(), &options) {
+        match control.ensure_attached(image, &options) {
             Ok(device) => {
                 assert!(!whole_blocks_only);
                 let status = device.status().unwrap();
@@ -208,11 +190,8 @@ fn cloning_keeps_an_attached_device_unchanged() {
                 assert!(error.to_string().contains("4096"), "no remedy in: {error}");
             }
         }
-        assert_eq!(control.detach_all(image.as_fd()).unwrap(), Detach::Detached);
+        assert_eq!(control.detach_all(image).unwrap(), Detach::Detached);
     }
-    drop((original, clone, volume));
-    remove(&store, &[&source, &id("clone")]);
-    leaks.check();
 }
 
 #[rstest]
@@ -230,13 +209,13 @@ fn a_clone_is_attached_with(
     #[case] block_size: u32,
     #[case] granted: bool,
 ) {
-    let store = store();
+    let store = TestStore::open();
     let control = LoopControl::open().unwrap();
-    let (source, original) = block(&store, "source", MIB);
+    let (source, original) = create_image(&store, "source", MIB);
     fill(&original, 0, MIB, 1);
-    let clone = open(&clone_image(&store, &source, &id("clone"), Bytes(MIB)).unwrap());
+    let clone = open_image(&clone_image(&store, &source, &id("clone"), Bytes(MIB)).unwrap());
     let options = AttachOptions::new(Access::ReadWrite).direct_io(direct_io).block_size(requested);
-    let device = control.attach(clone.as_fd(), &options).unwrap();
+    let device = control.attach(&clone, &options).unwrap();
     let status = device.status().unwrap();
     assert_eq!((status.block_size, status.direct_io), (block_size, granted));
     // However the device writes, it must not change the source.
@@ -248,35 +227,25 @@ fn a_clone_is_attached_with(
     assert!(written.iter().all(|byte| *byte == 8));
     assert_filled(&original, 0, MIB, 1);
     drop((through, device));
-    assert_eq!(control.detach_all(clone.as_fd()).unwrap(), Detach::Detached);
-    drop((original, clone));
-    remove(&store, &[&source, &id("clone")]);
-}
-
-/// Returns the bytes that the store reserves for an image with shared blocks beyond its size.
-fn margin(size: u64) -> u64 {
-    size / 128 + MIB
+    assert_eq!(control.detach_all(&clone).unwrap(), Detach::Detached);
 }
 
 /// Each volume still reserves its full size, so that all shared blocks can be overwritten.
 #[test]
 fn shared_blocks_are_counted_once() {
     let store = store();
-    let (source, original) = block(&store, "source", 32 * MIB);
+    let (source, original) = create_image(&store, "source", 32 * MIB);
     fill(&original, 0, 32 * MIB, 1);
     original.sync_all().unwrap();
     let (before, recounted) = (store.space().unwrap().available.0, available_after_recount());
     assert_eq!(recounted, before);
     let with_margins = |images| 32 * MIB + images * margin(32 * MIB);
     clone_image(&store, &source, &id("clone-1"), Bytes(32 * MIB)).unwrap();
-    assert_close(store.space().unwrap().available.0, before - with_margins(2));
-    // A recount also sees the blocks of the file system's own metadata.
-    assert_close(available_after_recount(), before - with_margins(2));
+    assert_available(&store, before - with_margins(2));
     clone_image(&store, &source, &id("clone-2"), Bytes(32 * MIB)).unwrap();
-    assert_close(store.space().unwrap().available.0, before - 32 * MIB - with_margins(3));
-    assert_close(available_after_recount(), before - 32 * MIB - with_margins(3));
+    assert_available(&store, before - 32 * MIB - with_margins(3));
     // The written blocks now belong to the clone alone. The reservation does not change.
-    let clone = open(&store.volume(&id("clone-1")).unwrap());
+    let clone = open_image(&store.volume(&id("clone-1")).unwrap());
     // Writing every second block creates more extents than one FIEMAP call returns.
     for offset in (0..20 * MIB).step_by(8192) {
         clone.write_all_at(&page(offset, 2), offset).unwrap();
@@ -289,13 +258,11 @@ fn shared_blocks_are_counted_once() {
     drop(original);
     assert_close(available_after_recount(), before - 32 * MIB - with_margins(3));
     store.empty_trash().unwrap();
-    assert_close(available_after_recount(), before - with_margins(2));
-    assert_close(store.space().unwrap().available.0, before - with_margins(2));
+    assert_available(&store, before - with_margins(2));
     drop(clone);
-    remove(&store, &[&id("clone-1")]);
-    assert_close(store.space().unwrap().available.0, before);
-    assert_close(available_after_recount(), before);
-    remove(&store, &[&id("clone-2")]);
+    remove(&store, &id("clone-1"));
+    assert_available(&store, before);
+    remove(&store, &id("clone-2"));
     assert_close(available_after_recount(), before + 32 * MIB);
 }
 
@@ -303,34 +270,16 @@ fn shared_blocks_are_counted_once() {
 #[test]
 fn a_clone_can_always_be_overwritten() {
     const SIZE: u64 = 24 * MIB;
-    let leaks = Leaks::watch();
-    let store = store();
-    let (source, original) = block(&store, "source", SIZE);
+    let store = TestStore::open();
+    let (source, original) = create_image(&store, "source", SIZE);
     fill(&original, 0, SIZE, 1);
     original.sync_all().unwrap();
-    let clone = open(&clone_image(&store, &source, &id("clone"), Bytes(SIZE)).unwrap());
-    // Another volume takes all the remaining available space.
-    let restarted = crate::environment::store();
-    // All but a block, because its inode takes space as well.
-    let rest = restarted.space().unwrap().available.0 / 4096 * 4096 - 4096;
-    drop(block(&restarted, "rest", rest));
-    let error =
-        restarted.create(&id("more"), &VolumeSpec::new(VolumeKind::Filesystem, Bytes(4 * MIB))).unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::NoSpace, "{error}");
-
-    // Writes both volumes in an order in which no two adjacent blocks are written one after the other.
+    let clone = open_image(&clone_image(&store, &source, &id("clone"), Bytes(SIZE)).unwrap());
+    reserve_rest();
     for seed in [2, 3] {
-        for start in (0..32).map(|n| n * 13 % 32 * 4096) {
-            for offset in (start..SIZE).step_by(32 * 4096) {
-                clone.write_all_at(&page(offset, seed), offset).unwrap();
-            }
-            clone.sync_data().unwrap();
-        }
+        write_scattered(&clone, SIZE, |offset| page(offset, seed));
     }
     fill(&original, 0, SIZE, 4);
     original.sync_all().unwrap();
     assert_filled(&clone, 0, SIZE, 3);
-    drop((clone, original));
-    remove(&store, &[&source, &id("clone"), &id("rest")]);
-    leaks.check();
 }

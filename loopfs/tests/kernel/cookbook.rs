@@ -9,16 +9,15 @@ use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
 use loopfs::Bytes;
-use loopfs::loop_device::{Access, AttachOptions, BackingFile, Detach, LoopControl, LoopDevice};
+use loopfs::loop_device::{Access, AttachOptions, BackingFile, LoopControl, LoopDevice};
 use loopfs::mount::table as mountinfo;
 use loopfs::project_quota::{ProjectId, project_of};
-use loopfs::volume_store::{SnapshotId, VolumeKind, VolumeSpec};
+use loopfs::volume_store::{VolumeKind, VolumeSpec};
 
 use crate::environment::{
-    Leaks, directory, id, image, path_from, scratch, store, wait_for_deferred_frees, xfs,
+    Leaks, MIB, directory, id, image, path_from, scratch, snapshot_id, wait_for_deferred_frees, xfs,
 };
-
-const MIB: u64 = 1 << 20;
+use crate::fixtures::{TestImage, TestStore, entry_count};
 
 fn program(name: &str) -> Command {
     Command::new(path_from("LOOPFS_TEST_EXAMPLES").join(name))
@@ -81,7 +80,7 @@ fn invalid_arguments_print_the_usage() {
 
 #[test]
 fn attach_keeps_the_device_until_eof() {
-    let leaks = Leaks::watch();
+    let _leaks = Leaks::watch();
     let directory = directory();
     let path = directory.path().join("image");
     drop(image(directory.path(), "image", MIB));
@@ -102,38 +101,27 @@ fn attach_keeps_the_device_until_eof() {
     let absent = directory.path().join("absent");
     let refused = failure("attach", &[text(&absent)]);
     assert!(refused.starts_with(&format!("attach: open {}: No such file", absent.display())), "{refused}");
-    leaks.check();
 }
 
 #[test]
 fn expand_grows_image_and_device() {
-    let leaks = Leaks::watch();
-    let control = LoopControl::open().unwrap();
-    let directory = directory();
+    let TestImage { control, directory, image, .. } = &TestImage::new(MIB);
     let path = directory.path().join("image");
-    let image = image(directory.path(), "image", MIB);
-    let device = control.attach(&image, &AttachOptions::new(Access::ReadWrite)).unwrap();
+    let device = control.attach(image, &AttachOptions::new(Access::ReadWrite)).unwrap();
 
     let printed = run("expand", &[text(&path), "4194304"]);
     assert_eq!(printed, format!("{}: {}\n", device.path().display(), Bytes(4 * MIB)));
     assert_eq!(device.status().unwrap().size, Bytes(4 * MIB));
     assert!(failure("expand", &[text(&path), "1048576"]).contains("cannot shrink"));
     assert_eq!(image.metadata().unwrap().len(), 4 * MIB);
-
-    drop(device);
-    assert_eq!(control.detach_all(&image).unwrap(), Detach::Detached);
-    leaks.check();
 }
 
 /// A device is stray after its file was deleted.
 #[test]
 fn devices_reports_attached_and_stray_devices() {
-    let leaks = Leaks::watch();
-    let control = LoopControl::open().unwrap();
-    let directory = directory();
+    let TestImage { control, directory, image, .. } = &TestImage::new(MIB);
     let path = directory.path().join("image");
-    let image = image(directory.path(), "image", MIB);
-    let device = control.attach(&image, &AttachOptions::new(Access::ReadWrite)).unwrap();
+    let device = control.attach(image, &AttachOptions::new(Access::ReadWrite)).unwrap();
     let binding = device.binding().to_string();
 
     let of_file = run("devices", &[text(&path)]);
@@ -146,16 +134,12 @@ fn devices_reports_attached_and_stray_devices() {
     fs::write(&path, "").unwrap();
     let stray = run("devices", &[]);
     assert!(stray.contains(&binding), "{stray}");
-
-    drop(device);
-    assert_eq!(control.detach_all(&image).unwrap(), Detach::Detached);
-    leaks.check();
 }
 
 /// It is killed at twenty moments of its run, and then builds all partitions.
 #[test]
 fn disk_image_is_complete_after_kills() {
-    let leaks = Leaks::watch();
+    let _leaks = Leaks::watch();
     let directory = directory();
     let [output, first, second] = ["disk.img", "first", "second"].map(|name| directory.path().join(name));
     let contents = [vec![1; MIB as usize], vec![2; 3 * MIB as usize - 100]];
@@ -181,44 +165,39 @@ fn disk_image_is_complete_after_kills() {
         fs::read_dir(directory.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
     names.sort();
     assert_eq!(names, ["disk.img", "first", "second"]);
-    leaks.check();
 }
 
 #[test]
 fn quota_sets_raises_and_removes_limits() {
-    let leaks = Leaks::watch();
-    let parent = directory();
-    let limited = parent.path().join("limited");
-    fs::create_dir(&limited).unwrap();
-    run("quota", &["limit", text(&limited), "1048576", "100"]);
-    let id = project(&limited).expect("the directory is in a project");
+    let _leaks = Leaks::watch();
+    let directory = directory();
+    let limited = directory.path();
+    run("quota", &["limit", text(limited), "1048576", "100"]);
+    let id = project(limited).expect("the directory is in a project");
     let content = vec![1; 2 << 20];
     let refused = fs::write(limited.join("file"), &content).unwrap_err();
     assert_eq!(refused.raw_os_error(), Some(libc::ENOSPC));
 
-    run("quota", &["limit", text(&limited), "4MiB", "100"]);
+    run("quota", &["limit", text(limited), "4MiB", "100"]);
     fs::write(limited.join("file"), &content).unwrap();
-    let printed = run("quota", &["usage", text(&limited)]);
+    let printed = run("quota", &["usage", text(limited)]);
     assert!(printed.starts_with(&format!("project {id}: ")), "{printed}");
     assert!(printed.ends_with(", 2 inodes\n"), "{printed}");
 
     for _ in 0..2 {
-        assert_eq!(run("quota", &["unlimit", text(&limited)]), "Freed\n");
+        assert_eq!(run("quota", &["unlimit", text(limited)]), "Freed\n");
     }
-    assert_eq!(project(&limited), None);
-    fs::remove_dir_all(&limited).unwrap();
-    leaks.check();
+    assert_eq!(project(limited), None);
 }
 
 /// It is killed at ten moments of each command, and called again.
 #[test]
 fn quota_limits_and_frees_after_kills() {
-    let leaks = Leaks::watch();
-    let parent = directory();
-    let limited = parent.path().join("limited");
-    fs::create_dir(&limited).unwrap();
+    let _leaks = Leaks::watch();
+    let directory = directory();
+    let limited = directory.path();
     fs::write(limited.join("file"), "content").unwrap();
-    let commands = [&["limit", text(&limited), "1MiB", "100"][..], &["unlimit", text(&limited)][..]];
+    let commands = [&["limit", text(limited), "1MiB", "100"][..], &["unlimit", text(limited)][..]];
     let start = Instant::now();
     run("quota", commands[0]);
     let whole = start.elapsed();
@@ -226,32 +205,29 @@ fn quota_limits_and_frees_after_kills() {
         for command in commands.iter().rev() {
             kill_after(program("quota").args(*command), whole * round / 10);
             run("quota", command);
-            assert_eq!(project(&limited).is_some(), command[0] == "limit", "{command:?} in round {round}");
+            assert_eq!(project(limited).is_some(), command[0] == "limit", "{command:?} in round {round}");
         }
     }
     let refused = fs::write(limited.join("large"), vec![1; 2 << 20]).unwrap_err();
     assert_eq!(refused.raw_os_error(), Some(libc::ENOSPC));
     run("quota", commands[1]);
-    fs::remove_dir_all(&limited).unwrap();
-    leaks.check();
 }
 
 #[test]
 fn refusal_names_the_reached_limit() {
-    let leaks = Leaks::watch();
-    let parent = directory();
-    let limited = parent.path().join("limited");
-    fs::create_dir(&limited).unwrap();
-    run("quota", &["limit", text(&limited), "1048576", "10"]);
-    let project = project(&limited).expect("the directory is in a project");
-    assert!(failure("refusal", &[text(&limited), "4096"]).contains("no limit is reached"));
+    let _leaks = Leaks::watch();
+    let directory = directory();
+    let limited = directory.path();
+    run("quota", &["limit", text(limited), "1048576", "10"]);
+    let project = project(limited).expect("the directory is in a project");
+    assert!(failure("refusal", &[text(limited), "4096"]).contains("no limit is reached"));
 
     // In small parts, because XFS may refuse a large write before it has stored any part of it.
     let mut file = File::create(limited.join("file")).unwrap();
     let refused = (0..512).find_map(|_| file.write_all(&[1; 4096]).err());
     assert_eq!(refused.unwrap().raw_os_error(), Some(libc::ENOSPC));
     drop(file);
-    let printed = run("refusal", &[text(&limited), "1048576"]);
+    let printed = run("refusal", &[text(limited), "1048576"]);
     let (expected, limit) = (format!("project {project} uses "), format!(" of {}: ", Bytes::MIB));
     assert!(printed.starts_with(&expected) && printed.contains(&limit), "{printed}");
     assert_eq!(printed.lines().count(), 1, "{printed}");
@@ -260,22 +236,20 @@ fn refusal_names_the_reached_limit() {
     wait_for_deferred_frees();
     let refused = (0..10).find_map(|number| File::create(limited.join(number.to_string())).err());
     assert_eq!(refused.unwrap().raw_os_error(), Some(libc::ENOSPC));
-    let printed = run("refusal", &[text(&limited), "0"]);
+    let printed = run("refusal", &[text(limited), "0"]);
     assert!(printed.contains(&format!("project {project} uses 10 inodes of 10 inodes: ")), "{printed}");
 
     // The root of the file system is in no project.
     let printed = run("refusal", &[text(&xfs()), "1000000000000000"]);
     assert!(printed.contains(&format!("the file system at {}", xfs().display())), "{printed}");
-    run("quota", &["unlimit", text(&limited)]);
-    leaks.check();
+    run("quota", &["unlimit", text(limited)]);
 }
 
 /// The program creates, publishes, expands, snapshots and deletes the volume.
 #[test]
 fn store_manages_a_volume() {
-    let leaks = Leaks::watch();
-    let (store, target, data) = (store(), scratch(), xfs());
-    let (volume, snapshot) = (id("cookbook"), SnapshotId::parse("before-upgrade").unwrap());
+    let (store, target, data) = (TestStore::open(), scratch(), xfs());
+    let (volume, snapshot) = (id("cookbook"), snapshot_id("before-upgrade"));
     let run = |args: &[&str]| run("store", &[&[text(&data)], args].concat());
     assert_eq!(run(&["create", "cookbook", "1048576"]), format!("{}\n", Bytes::MIB));
 
@@ -300,43 +274,37 @@ fn store_manages_a_volume() {
     assert_eq!(run(&["delete-snapshot", "before-upgrade"]), "true\n");
     assert_eq!(run(&["empty-trash"]), "2\n");
     assert!(store.list().unwrap().is_empty() && store.snapshots().unwrap().is_empty());
-    leaks.check();
 }
 
 /// The processes that publish and unpublish are killed at ten moments each.
 #[test]
 fn store_publishes_after_kills() {
-    let leaks = Leaks::watch();
-    let (store, targets, data) = (store(), scratch(), xfs());
+    let (_store, targets, data) = (TestStore::open(), scratch(), xfs());
     let target = targets.path().join("disk");
-    let args = |command: &'static str| [text(&data), command, "cookbook", text(&target)].map(str::to_owned);
+    let args = |command| [text(&data), command, "cookbook", text(&target)];
     run("store", &[text(&data), "create-block", "cookbook", "1048576"]);
     let start = Instant::now();
-    run("store", &args("publish").each_ref().map(String::as_str));
+    run("store", &args("publish"));
     let whole = start.elapsed();
     for round in 0..10 {
         for command in ["unpublish", "publish"] {
             kill_after(program("store").args(args(command)), whole * round / 10);
-            run("store", &args(command).each_ref().map(String::as_str));
+            run("store", &args(command));
         }
     }
     fs::write(&target, "content").unwrap();
-    run("store", &args("publish").each_ref().map(String::as_str));
+    run("store", &args("publish"));
     let published = fs::read(&target).unwrap();
     assert!(published.starts_with(b"content") && published.len() as u64 == MIB);
     assert!(failure("store", &[text(&data), "delete", "cookbook"]).contains("in use"));
-    run("store", &args("unpublish").each_ref().map(String::as_str));
+    run("store", &args("unpublish"));
     assert!(!target.exists());
-    assert!(store.delete(&id("cookbook")).unwrap());
-    store.empty_trash().unwrap();
-    leaks.check();
 }
 
 /// A killed process leaves incomplete volumes, and the program keeps the complete ones.
 #[test]
 fn recover_removes_only_leftovers() {
-    let leaks = Leaks::watch();
-    let (store, id) = (store(), id("cookbook"));
+    let (store, id) = (TestStore::open(), id("cookbook"));
     store.create(&id, &VolumeSpec::new(VolumeKind::Filesystem, Bytes::MIB)).unwrap();
     // What a process leaves that is killed while it creates a volume.
     fs::create_dir(xfs().join("staging/untagged.0")).unwrap();
@@ -349,9 +317,8 @@ fn recover_removes_only_leftovers() {
         fs::create_dir(xfs().join("staging/untagged.0")).unwrap();
         kill_after(program("recover").arg(xfs()), whole * round / 10);
         run("recover", &[text(&xfs())]);
-        assert_eq!(fs::read_dir(xfs().join("staging")).unwrap().count(), 0, "in round {round}");
+        assert_eq!(entry_count("staging"), 0, "in round {round}");
     }
-    assert_eq!(fs::read_dir(xfs().join("staging")).unwrap().count(), 0);
     assert_eq!(store.list().unwrap(), std::slice::from_ref(&id));
     let printed = run("recover", &[text(&xfs())]);
     assert!(printed.starts_with("incomplete volumes removed: 0\n"), "{printed}");
@@ -361,12 +328,11 @@ fn recover_removes_only_leftovers() {
     let empty = scratch();
     failure("recover", &[text(empty.path())]);
     assert_eq!(fs::read_dir(empty.path()).unwrap().count(), 0, "no store was created");
-    leaks.check();
 }
 
 #[test]
 fn bind_mount_enforces_read_only() {
-    let leaks = Leaks::watch();
+    let _leaks = Leaks::watch();
     let (source, target) = (directory(), scratch());
     let arguments = [text(source.path()), text(target.path())];
     let printed = run("bind_mount", &[arguments[0], arguments[1], "ro,nosuid,nodev"]);
@@ -383,5 +349,4 @@ fn bind_mount_enforces_read_only() {
     assert!(failure("bind_mount", &arguments[1..]).contains("nothing is mounted"));
     let refused = failure("bind_mount", &[arguments[0], arguments[1], "ro,rw"]);
     assert!(refused.contains("contradict"), "{refused}");
-    leaks.check();
 }

@@ -1,7 +1,6 @@
 //! A detach keeps what programs wrote to a device, also if they did not call fsync(2).
 
 use std::fs::File;
-use std::os::fd::AsFd;
 use std::os::unix::fs::FileExt;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
@@ -18,16 +17,17 @@ use nix::fcntl::{FallocateFlags, fallocate};
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use rstest::rstest;
 
-use crate::environment::{clone_image, directory, id, image, path_from, scratch, store};
+use crate::disk::mkfs;
+use crate::environment::{MIB, clone_image, id, image, number_from, path_from, scratch};
+use crate::fixtures::{TestImage, TestStore};
 
-const MIB: u64 = 1 << 20;
 const BLOCK: usize = 4096;
 /// Long enough for any machine. A wait ends with its condition.
 const TIMEOUT: Duration = Duration::from_secs(120);
 
 /// Returns the number of rounds, in each of which the moments of the calls differ.
 fn rounds() -> u32 {
-    std::env::var("LOOPFS_TEST_STEPS").map_or(20, |text| text.parse().expect("LOOPFS_TEST_STEPS is a number"))
+    number_from("LOOPFS_TEST_STEPS").map_or(20, |steps| steps as u32)
 }
 
 /// A call that detaches the device of an image.
@@ -120,47 +120,19 @@ fn spin(round: u32, limit: Duration) {
 /// A program writes and ends. Its close is not the last one, because the library has the device open.
 #[rstest]
 fn unsynced_writes_survive_a_detach(
-    #[values(detach, detach_all, device_detach, unmanaged_detach, losetup_detach)] call: Call,
+    #[values(detach, detach_all, device_detach, unmanaged_detach, losetup_detach, losetup_detach_all)]
+    call: Call,
     #[values(DirectIo::Required, DirectIo::Off)] direct_io: DirectIo,
 ) {
-    let control = LoopControl::open().unwrap();
-    let directory = directory();
-    let image = image(directory.path(), "image", MIB);
+    let TestImage { control, image, .. } = &TestImage::new(MIB);
     let options = AttachOptions::new(Access::ReadWrite).direct_io(direct_io);
     for round in 0..10 {
-        let device = control.ensure_attached(&image, &options).unwrap();
+        let device = control.ensure_attached(image, &options).unwrap();
         write_blocks(&open_to_write(&device.path()).unwrap(), round, 0..256).unwrap();
-        call(&control, &image, device);
-        until_detached(&control, &image);
-        assert_blocks(&image, round, 0..256);
+        call(control, image, device);
+        until_detached(control, image);
+        assert_blocks(image, round, 0..256);
     }
-}
-
-/// The four steps of a program that uses the library: attach, have another process write, detach, read the file.
-#[test]
-fn a_detach_after_dd_loses_nothing() {
-    let control = LoopControl::open().unwrap();
-    let directory = directory();
-    let image = image(directory.path(), "image", 8 * MIB);
-    let blocks = 0..8 * MIB / BLOCK as u64;
-    for round in 0..rounds() {
-        let device = control.ensure_attached(&image, &AttachOptions::new(Access::ReadWrite)).unwrap();
-        write_blocks(&open_to_write(&device.path()).unwrap(), round, blocks.clone()).unwrap();
-        assert_eq!(control.detach(device).unwrap(), Detach::Detached);
-        assert_blocks(&image, round, blocks.clone());
-    }
-}
-
-#[test]
-fn losetup_detach_all_keeps_unsynced_writes() {
-    let control = LoopControl::open().unwrap();
-    let directory = directory();
-    let image = image(directory.path(), "image", MIB);
-    let device = control.ensure_attached(&image, &AttachOptions::new(Access::ReadWrite)).unwrap();
-    write_blocks(&open_to_write(&device.path()).unwrap(), 1, 0..256).unwrap();
-    losetup_detach_all(&control, &image, device);
-    until_detached(&control, &image);
-    assert_blocks(&image, 1, 0..256);
 }
 
 /// The program has the device open when the detach begins, and closes it before, during or after that.
@@ -169,12 +141,10 @@ fn writers_may_close_at_any_moment(
     #[values(detach, detach_all, device_detach, unmanaged_detach, losetup_detach)] call: Call,
     #[values(DirectIo::Required, DirectIo::Off)] direct_io: DirectIo,
 ) {
-    let control = LoopControl::open().unwrap();
-    let directory = directory();
-    let image = image(directory.path(), "image", MIB);
+    let TestImage { control, image, .. } = &TestImage::new(MIB);
     let options = AttachOptions::new(Access::ReadWrite).direct_io(direct_io);
     for round in 0..rounds() {
-        let device = control.ensure_attached(&image, &options).unwrap();
+        let device = control.ensure_attached(image, &options).unwrap();
         let writer = open_to_write(&device.path()).unwrap();
         let start = Barrier::new(2);
         std::thread::scope(|scope| {
@@ -186,10 +156,10 @@ fn writers_may_close_at_any_moment(
             });
             start.wait();
             spin(round + 1, Duration::from_millis(1));
-            call(&control, &image, device);
+            call(control, image, device);
         });
-        until_detached(&control, &image);
-        assert_blocks(&image, round, 0..64);
+        until_detached(control, image);
+        assert_blocks(image, round, 0..64);
     }
 }
 
@@ -198,11 +168,9 @@ fn writers_may_close_at_any_moment(
 fn acknowledged_writes_beside_a_detach_survive(
     #[values(detach, detach_all, device_detach, unmanaged_detach)] call: Call,
 ) {
-    let control = LoopControl::open().unwrap();
-    let directory = directory();
-    let image = image(directory.path(), "image", 16 * MIB);
+    let TestImage { control, image, .. } = &TestImage::new(16 * MIB);
     for round in 0..rounds() {
-        let device = control.ensure_attached(&image, &AttachOptions::new(Access::ReadWrite)).unwrap();
+        let device = control.ensure_attached(image, &AttachOptions::new(Access::ReadWrite)).unwrap();
         let (path, start) = (device.path(), Barrier::new(2));
         let acknowledged = std::thread::scope(|scope| {
             let writer = scope.spawn(|| {
@@ -212,34 +180,30 @@ fn acknowledged_writes_beside_a_detach_survive(
             });
             start.wait();
             spin(round, Duration::from_millis(2));
-            call(&control, &image, device);
+            call(control, image, device);
             writer.join().unwrap()
         });
-        until_detached(&control, &image);
-        assert_blocks(&image, round, 0..acknowledged);
+        until_detached(control, image);
+        assert_blocks(image, round, 0..acknowledged);
     }
 }
 
 #[test]
 fn the_last_close_writes_back() {
-    let control = LoopControl::open().unwrap();
-    let directory = directory();
-    let image = image(directory.path(), "image", MIB);
-    let device = control.ensure_attached(&image, &AttachOptions::new(Access::ReadWrite)).unwrap();
+    let TestImage { control, image, .. } = &TestImage::new(MIB);
+    let device = control.ensure_attached(image, &AttachOptions::new(Access::ReadWrite)).unwrap();
     let writer = open_to_write(&device.path()).unwrap();
     let Detach::Deferred(pending) = control.detach(device).unwrap() else { panic!("the device is open") };
     write_blocks(&writer, 1, 0..256).unwrap();
     drop(writer);
     assert_eq!(pending.wait(TIMEOUT).unwrap(), Detach::Detached);
-    assert_blocks(&image, 1, 0..256);
+    assert_blocks(image, 1, 0..256);
 }
 
 #[test]
 fn a_cancelled_detach_keeps_unsynced_writes() {
-    let control = LoopControl::open().unwrap();
-    let directory = directory();
-    let image = image(directory.path(), "image", MIB);
-    let device = control.ensure_attached(&image, &AttachOptions::new(Access::ReadWrite)).unwrap();
+    let TestImage { control, image, .. } = &TestImage::new(MIB);
+    let device = control.ensure_attached(image, &AttachOptions::new(Access::ReadWrite)).unwrap();
     let writer = open_to_write(&device.path()).unwrap();
     let Detach::Deferred(pending) = control.detach(device).unwrap() else { panic!("the device is open") };
     write_blocks(&writer, 1, 0..128).unwrap();
@@ -247,33 +211,30 @@ fn a_cancelled_detach_keeps_unsynced_writes() {
     write_blocks(&writer, 1, 128..256).unwrap();
     drop(writer);
     assert_eq!(control.detach(kept).unwrap(), Detach::Detached);
-    assert_blocks(&image, 1, 0..256);
+    assert_blocks(image, 1, 0..256);
 }
 
 #[test]
 fn an_autoclear_device_keeps_unsynced_writes() {
-    let control = LoopControl::open().unwrap();
-    let directory = directory();
-    let image = image(directory.path(), "image", MIB);
+    let TestImage { control, image, .. } = &TestImage::new(MIB);
     let options = AttachOptions::new(Access::ReadWrite).lifetime(Lifetime::AutoClear);
-    let device = control.attach(&image, &options).unwrap();
+    let device = control.attach(image, &options).unwrap();
+    assert!(device.status().unwrap().auto_clear);
     write_blocks(&open_to_write(&device.path()).unwrap(), 1, 0..256).unwrap();
     drop(device);
-    assert!(control.find(&image).unwrap().is_empty());
-    assert_blocks(&image, 1, 0..256);
+    assert!(control.find(image).unwrap().is_empty());
+    assert_blocks(image, 1, 0..256);
 }
 
 #[test]
 fn a_read_only_device_changes_nothing() {
-    let control = LoopControl::open().unwrap();
-    let directory = directory();
-    let image = image(directory.path(), "image", MIB);
-    write_blocks(&image, 1, 0..256).unwrap();
-    let device = control.ensure_attached(&image, &AttachOptions::new(Access::ReadOnly)).unwrap();
+    let TestImage { control, image, .. } = &TestImage::new(MIB);
+    write_blocks(image, 1, 0..256).unwrap();
+    let device = control.ensure_attached(image, &AttachOptions::new(Access::ReadOnly)).unwrap();
     let mut content = vec![0; MIB as usize];
     File::open(device.path()).unwrap().read_exact_at(&mut content, 0).unwrap();
     assert_eq!(control.detach(device).unwrap(), Detach::Detached);
-    assert_blocks(&image, 1, 0..256);
+    assert_blocks(image, 1, 0..256);
 }
 
 /// Detaches a mount when it is dropped, also after a failed test.
@@ -285,10 +246,6 @@ impl Mounted {
         mount(Some(device), target.path(), Some(file_system), MsFlags::empty(), None::<&str>).unwrap();
         Self(target)
     }
-
-    fn unmount_lazily(&self) {
-        umount2(self.0.path(), MntFlags::MNT_DETACH).unwrap();
-    }
 }
 
 impl Drop for Mounted {
@@ -297,30 +254,24 @@ impl Drop for Mounted {
     }
 }
 
-fn run(program: &str, arguments: &[&str], file: &Path) {
-    let output = Command::new(path_from(program)).args(arguments).arg(file).output().unwrap();
-    assert!(output.status.success(), "{program}: {output:?}");
-}
-
 /// An open file keeps the file system in use after its lazy unmount, and the file system keeps the device open.
 #[test]
 fn a_lazily_unmounted_ext4_is_complete() {
-    let control = LoopControl::open().unwrap();
-    let directory = directory();
-    let image = image(directory.path(), "image", 32 * MIB);
-    run("LOOPFS_TEST_MKFS_EXT4", &["-q", "-t", "ext4"], &directory.path().join("image"));
+    let TestImage { control, directory, image, .. } = &TestImage::new(32 * MIB);
+    let mut mkfs = Command::new(path_from("LOOPFS_TEST_MKFS_EXT4"));
+    assert!(mkfs.args(["-q", "-t", "ext4"]).arg(directory.path().join("image")).status().unwrap().success());
     for round in 0..(rounds() / 4).max(1) {
-        let device = control.ensure_attached(&image, &AttachOptions::new(Access::ReadWrite)).unwrap();
+        let device = control.ensure_attached(image, &AttachOptions::new(Access::ReadWrite)).unwrap();
         let mounted = Mounted::new(&device.path(), "ext4");
         let file = File::create(mounted.0.path().join("file")).unwrap();
         write_blocks(&file, round, 0..256).unwrap();
-        mounted.unmount_lazily();
+        umount2(mounted.0.path(), MntFlags::MNT_DETACH).unwrap();
         let Detach::Deferred(pending) = control.detach(device).unwrap() else { panic!("it is in use") };
         write_blocks(&file, round, 256..512).unwrap();
         drop(file);
         assert_eq!(pending.wait(TIMEOUT).unwrap(), Detach::Detached);
 
-        let device = control.ensure_attached(&image, &AttachOptions::new(Access::ReadWrite)).unwrap();
+        let device = control.ensure_attached(image, &AttachOptions::new(Access::ReadWrite)).unwrap();
         let mounted = Mounted::new(&device.path(), "ext4");
         assert_blocks(&File::open(mounted.0.path().join("file")).unwrap(), round, 0..512);
         drop(mounted);
@@ -344,7 +295,7 @@ impl FullDisk {
     fn new(control: &LoopControl) -> Self {
         let directory = scratch();
         let disk = image(directory.path(), "disk", 320 * MIB);
-        run("LOOPFS_TEST_MKFS_XFS", &["-q"], &directory.path().join("disk"));
+        mkfs(&[], &directory.path().join("disk"));
         let options = AttachOptions::new(Access::ReadWrite)
             .direct_io(DirectIo::Preferred)
             .lifetime(Lifetime::AutoClear);
@@ -448,38 +399,36 @@ fn fill(file: &File) {
 #[test]
 fn a_refreshed_capacity_keeps_unsynced_writes() {
     const REFRESHES: u32 = 100;
-    let control = LoopControl::open().unwrap();
-    let directory = directory();
-    let image = image(directory.path(), "image", MIB);
-    let device = control.ensure_attached(&image, &AttachOptions::new(Access::ReadWrite)).unwrap();
+    let TestImage { control, image, .. } = &TestImage::new(MIB);
+    let device = control.ensure_attached(image, &AttachOptions::new(Access::ReadWrite)).unwrap();
     let writer = open_to_write(&device.path()).unwrap();
     for round in 0..REFRESHES {
         let blocks = u64::from(round + 1) * 16;
         write_blocks(&writer, round, 0..blocks.min(256)).unwrap();
         image.set_len(MIB + blocks * BLOCK as u64).unwrap();
-        device.refresh_capacity(&image).unwrap();
+        device.refresh_capacity(image).unwrap();
         // The last block of the new size, while earlier ones are not written back.
         let last = 256 + blocks - 1;
         write_blocks(&writer, round, [last]).unwrap();
         if round % 10 == 9 {
             writer.sync_all().unwrap();
-            assert_blocks(&image, round, (0..blocks.min(256)).chain([last]));
+            assert_blocks(image, round, (0..blocks.min(256)).chain([last]));
         }
     }
     drop(writer);
     assert_eq!(control.detach(device).unwrap(), Detach::Detached);
     let blocks = u64::from(REFRESHES) * 16;
-    assert_blocks(&image, REFRESHES - 1, (0..256).chain([256 + blocks - 1]));
+    assert_blocks(image, REFRESHES - 1, (0..256).chain([256 + blocks - 1]));
 }
 
 /// A copy has what reached the image. The page cache of the device is above the image.
 #[test]
 fn a_copy_has_what_was_synced() {
-    let store = store();
+    let store = TestStore::open();
     let control = LoopControl::open().unwrap();
     let volume = store.create(&id("source"), &VolumeSpec::new(VolumeKind::Block, Bytes(MIB))).unwrap();
     let image = volume.open_image(Access::ReadOnly).unwrap();
-    let device = control.ensure_attached(image.as_fd(), &AttachOptions::new(Access::ReadWrite)).unwrap();
+    let device = control.ensure_attached(&image, &AttachOptions::new(Access::ReadWrite)).unwrap();
     let writer = open_to_write(&device.path()).unwrap();
     write_blocks(&writer, 1, 0..128).unwrap();
     writer.sync_all().unwrap();
@@ -490,9 +439,4 @@ fn a_copy_has_what_was_synced() {
     drop(writer);
     assert_eq!(control.detach(device).unwrap(), Detach::Detached);
     assert_blocks(&File::from(image), 2, 128..256);
-    drop((copy, volume));
-    for volume in ["source", "copy"] {
-        assert!(store.delete(&id(volume)).unwrap());
-    }
-    store.empty_trash().unwrap();
 }

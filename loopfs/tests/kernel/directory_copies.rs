@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 
 use loopfs::project_quota::{ProjectId, project_of};
 use loopfs::volume_store::{
-    Condition, ContentSource, OwnedContentSource, Recovered, SnapshotId, StoreOptions, Volume, VolumeId,
-    VolumeKind, VolumeSpec, VolumeStore,
+    Condition, ContentSource, OwnedContentSource, Recovered, StoreOptions, Volume, VolumeId, VolumeKind,
+    VolumeSpec, VolumeStore,
 };
 use loopfs::{Bytes, ErrorKind, Inodes};
 use nix::fcntl::{Flock, FlockArg};
@@ -19,42 +19,18 @@ use nix::unistd::Pid;
 use rstest::rstest;
 
 use crate::environment::{
-    Leaks, assert_close, available_after_recount, default_with, directory_with, id, quota, store,
+    MIB, assert_close, available_after_recount, default_with, directory_with, id, quota, snapshot_id,
     this_test_again, wait_for_deferred_frees, with_few_inodes, xfs,
 };
-
-const MIB: u64 = 1 << 20;
+use crate::fixtures::{TestStore, assert_available, assert_fails, concurrently, delete, entry_count};
 
 /// The volumes have many small files.
 fn spec(capacity: u64) -> VolumeSpec {
     directory_with(Bytes(capacity), 2048)
 }
 
-fn snapshot_id(text: &str) -> SnapshotId {
-    SnapshotId::parse(text).unwrap()
-}
-
 fn volume_path(volume: &str) -> PathBuf {
     xfs().join("volumes").join(volume)
-}
-
-/// Returns the number of entries in a directory of the store.
-fn entry_count(directory: &str) -> usize {
-    std::fs::read_dir(xfs().join(directory)).unwrap().count()
-}
-
-/// Opens the store and removes what a failed test may have left.
-fn clean_store() -> VolumeStore {
-    let store = store();
-    for id in store.list().unwrap() {
-        store.delete(&id).unwrap();
-    }
-    for id in store.snapshots().unwrap() {
-        store.delete_snapshot(&id).unwrap();
-    }
-    store.recover().unwrap();
-    store.empty_trash().unwrap();
-    store
 }
 
 fn clone(store: &VolumeStore, source: &str, name: &str, capacity: u64) -> loopfs::Result<Volume> {
@@ -85,22 +61,9 @@ fn assert_has_files(root: PathBuf, files: u64) {
     }
 }
 
-/// Deletes volumes and snapshots, and checks that nothing else is in the trash or in creation.
-fn delete_all(store: &VolumeStore, volumes: &[&str], snapshots: &[&str]) {
-    for name in volumes {
-        assert!(store.delete(&id(name)).unwrap(), "{name}");
-    }
-    for name in snapshots {
-        assert!(store.delete_snapshot(&snapshot_id(name)).unwrap(), "{name}");
-    }
-    assert_eq!(store.empty_trash().unwrap(), volumes.len() + snapshots.len());
-    assert_eq!((entry_count("staging"), entry_count("trash")), (0, 0));
-}
-
 #[test]
 fn an_unwanted_copy_ends() {
-    let leaks = Leaks::watch();
-    let store = clean_store();
+    let store = TestStore::open();
     create_with_files(&store, "source", 32 * MIB, 5000);
     let source = id("source");
     for is_snapshot in [false, true] {
@@ -125,14 +88,11 @@ fn an_unwanted_copy_ends() {
     }
     clone(&store, "source", "clone", 32 * MIB).unwrap();
     assert_has_files(volume_path("clone"), 5000);
-    delete_all(&store, &["source", "clone"], &[]);
-    leaks.check();
 }
 
 #[test]
 fn a_clone_has_content_and_limit() {
-    let leaks = Leaks::watch();
-    let store = clean_store();
+    let store = TestStore::open();
     create_with_files(&store, "source", 4 * MIB, 20);
     std::fs::set_permissions(volume_path("source"), std::fs::Permissions::from_mode(0o2750)).unwrap();
     std::fs::hard_link(volume_path("source/a/0"), volume_path("source/a/linked")).unwrap();
@@ -150,10 +110,8 @@ fn a_clone_has_content_and_limit() {
     assert_eq!(std::fs::read(volume_path("clone/symlink")).unwrap(), [0; 4096], "the link leads to a/0");
     assert_has_files(volume_path("clone"), 20);
     assert_eq!(std::fs::metadata(volume_path("clone")).unwrap().permissions().mode() & 0o7777, 0o2750);
-    assert_eq!(
-        std::fs::metadata(volume_path("clone/a/0")).unwrap().ino(),
-        std::fs::metadata(volume_path("clone/a/linked")).unwrap().ino()
-    );
+    let inode = |name| std::fs::metadata(volume_path(name)).unwrap().ino();
+    assert_eq!(inode("clone/a/0"), inode("clone/a/linked"));
     let projects =
         ["source", "clone"].map(|name| project_of(File::open(volume_path(name)).unwrap()).unwrap());
     assert_ne!(projects[0], projects[1]);
@@ -167,16 +125,13 @@ fn a_clone_has_content_and_limit() {
     assert_has_files(volume_path("clone"), 20);
     store.expand(&id("clone"), Bytes(16 * MIB)).unwrap();
     clone(&store, "clone", "second", 16 * MIB).unwrap();
-    delete_all(&store, &["source", "clone"], &[]);
+    delete(&store, &[id("source"), id("clone")], &[]);
     assert_has_files(volume_path("second"), 20);
-    delete_all(&store, &["second"], &[]);
-    leaks.check();
 }
 
 #[test]
 fn a_full_volume_can_be_cloned() {
-    let leaks = Leaks::watch();
-    let store = clean_store();
+    let store = TestStore::open();
     store.create(&id("source"), &spec(4 * MIB)).unwrap();
     // Most of the 1024 blocks become content. The directory entries of empty files use the others, and then the inodes.
     let error = (0..).find_map(|file| {
@@ -191,17 +146,12 @@ fn a_full_volume_can_be_cloned() {
     assert_eq!(stats("clone").total, Inodes(2048));
     let entries = |volume: &str| std::fs::read_dir(volume_path(volume)).unwrap().count();
     assert_eq!(entries("clone"), entries("source"));
-    delete_all(&store, &["source", "clone"], &[]);
-    leaks.check();
 }
 
 /// The snapshot keeps its content after the files of the volume were deleted.
 #[test]
 fn a_snapshot_reserves_its_usage() {
-    let leaks = Leaks::watch();
-    wait_for_deferred_frees();
-    let store = clean_store();
-    let available = || store.space().unwrap().available.0;
+    let store = TestStore::open();
     create_with_files(&store, "source", 64 * MIB, 400);
     let used = store.stats(&id("source")).unwrap().used.0;
     // A recount, because the inodes of the new files are overhead that the running total does not know.
@@ -212,8 +162,7 @@ fn a_snapshot_reserves_its_usage() {
     assert!(snapshot.used().unwrap().0.abs_diff(used) <= MIB / 8, "{:?}", snapshot.used());
     // 403 inodes of 512 bytes, in each of four groups.
     let remaining = before - snapshot.used().unwrap().0 - 403 * 4 * 512;
-    assert_close(available(), remaining);
-    assert_close(available_after_recount(), remaining);
+    assert_available(&store, remaining);
     let project = project_of(File::open(xfs().join("snapshots/one")).unwrap()).unwrap();
     let root = File::open(xfs()).unwrap();
     let usage = quota(&root).usage(ProjectId::new(project).unwrap()).unwrap().unwrap();
@@ -225,7 +174,7 @@ fn a_snapshot_reserves_its_usage() {
     let inode = || std::fs::metadata(xfs().join("snapshots/one")).unwrap().ino();
     let inode_before = inode();
     assert_eq!(store.recover().unwrap(), Recovered::default());
-    delete_all(&store, &["source"], &[]);
+    delete(&store, &[id("source")], &[]);
     store.create_snapshot(&id("source"), &snapshot_id("one")).unwrap();
     assert_eq!(inode(), inode_before, "a repeated call returns the same snapshot");
 
@@ -236,31 +185,22 @@ fn a_snapshot_reserves_its_usage() {
     assert_eq!(restored.capacity(), Bytes(64 * MIB));
     assert_eq!(restored.source().unwrap(), Some(OwnedContentSource::Snapshot(one.clone())));
     assert_eq!(restored.settings_differ(&spec(0)).unwrap(), None);
-    delete_all(&store, &[], &["one"]);
+    delete(&store, &[], &[snapshot_id("one")]);
     assert_has_files(volume_path("restored"), 400);
-    assert_eq!(
-        restore("restored", 64 * MIB).unwrap().capacity(),
-        Bytes(64 * MIB),
-        "a repeated call needs no source"
-    );
+    // A repeated call needs no source.
+    assert_eq!(restore("restored", 64 * MIB).unwrap().capacity(), Bytes(64 * MIB));
     assert_eq!(restore("another", 64 * MIB).unwrap_err().kind(), ErrorKind::NotFound);
-    drop(restored);
-    delete_all(&store, &["restored"], &[]);
-    leaks.check();
 }
 
 #[test]
 fn an_empty_directory_can_be_snapshotted() {
-    let leaks = Leaks::watch();
-    let store = clean_store();
+    let store = TestStore::open();
     store.create(&id("source"), &spec(MIB)).unwrap();
     let snapshot = store.create_snapshot(&id("source"), &snapshot_id("one")).unwrap();
     assert_eq!((snapshot.used().unwrap(), snapshot.capacity()), (Bytes(0), Bytes(MIB)));
     drop(snapshot);
     let one = snapshot_id("one");
     store.clone_from(ContentSource::Snapshot(&one), &id("restored"), &spec(MIB)).unwrap();
-    delete_all(&store, &["source", "restored"], &["one"]);
-    leaks.check();
 }
 
 #[rstest]
@@ -275,27 +215,22 @@ fn a_failed_clone_leaves_nothing_behind(
     #[case] spec: VolumeSpec,
     #[case] expected: ErrorKind,
 ) {
-    let leaks = Leaks::watch();
-    let store = clean_store();
+    let store = TestStore::open();
     create_with_files(&store, "source", 4 * MIB, 10);
     let before = store.space().unwrap().available.0;
-    let error = store.clone_from(ContentSource::Volume(&id(source)), &id("clone"), &spec).unwrap_err();
-    assert_eq!(error.kind(), expected, "{error}");
+    assert_fails(store.clone_from(ContentSource::Volume(&id(source)), &id("clone"), &spec), expected);
     assert_eq!(
         (store.list().unwrap(), entry_count("staging"), entry_count("trash")),
         (vec![id("source")], 0, 0)
     );
     assert_close(store.space().unwrap().available.0, before);
-    delete_all(&store, &["source"], &[]);
-    leaks.check();
 }
 
 /// The quota usage of each volume includes its shared files in full, although they occupy the disk once. A recount derives
 /// the overhead of the file system from that usage, and must not underestimate it for this reason.
 #[test]
 fn shared_files_are_reserved_per_volume() {
-    wait_for_deferred_frees();
-    let store = clean_store();
+    let store = TestStore::open();
     let spec = with_few_inodes(Bytes(100 * MIB));
     store.create(&id("source"), &spec).unwrap();
     std::fs::write(volume_path("source/large"), vec![1; 90 << 20]).unwrap();
@@ -304,8 +239,7 @@ fn shared_files_are_reserved_per_volume() {
     for copies in 1..=3 {
         let clone = id(&format!("clone-{copies}"));
         store.clone_from(ContentSource::Volume(&id("source")), &clone, &spec).unwrap();
-        assert_close(store.space().unwrap().available.0, before - copies * 100 * MIB);
-        assert_close(available_after_recount(), before - copies * 100 * MIB);
+        assert_available(&store, before - copies * 100 * MIB);
     }
     // Overwriting the shared files needs the reserved space, and leaves nothing shared.
     for copy in 1..=3 {
@@ -314,25 +248,19 @@ fn shared_files_are_reserved_per_volume() {
     File::open(volume_path("clone-3/large")).unwrap().sync_all().unwrap();
     wait_for_deferred_frees();
     assert_close(available_after_recount(), before - 300 * MIB);
-    delete_all(&store, &["source", "clone-1", "clone-2", "clone-3"], &[]);
+    delete(&store, &[id("source"), id("clone-1"), id("clone-2"), id("clone-3")], &[]);
     wait_for_deferred_frees();
     assert_close(available_after_recount(), before + 100 * MIB);
 }
 
 #[test]
 fn concurrent_clone_calls_create_one_volume() {
-    let leaks = Leaks::watch();
-    wait_for_deferred_frees();
-    let store = clean_store();
+    let store = TestStore::open();
     create_with_files(&store, "source", 4 * MIB, 100);
     let before = store.space().unwrap().available.0;
-    let inodes: Vec<u64> = std::thread::scope(|scope| {
-        let call = || {
-            clone(&store, "source", "clone", 4 * MIB).unwrap();
-            std::fs::metadata(volume_path("clone")).unwrap().ino()
-        };
-        let workers: Vec<_> = (0..4).map(|_| scope.spawn(call)).collect();
-        workers.into_iter().map(|worker| worker.join().unwrap()).collect()
+    let inodes = concurrently(4, || {
+        clone(&store, "source", "clone", 4 * MIB).unwrap();
+        std::fs::metadata(volume_path("clone")).unwrap().ino()
     });
     assert!(inodes.iter().all(|inode| *inode == inodes[0]), "{inodes:?}");
     assert_has_files(volume_path("clone"), 100);
@@ -340,8 +268,6 @@ fn concurrent_clone_calls_create_one_volume() {
     assert_eq!((entry_count("staging"), entry_count("trash")), (0, 0));
     // The inodes take 512 bytes in each of four groups, as much as the content.
     assert_close(store.space().unwrap().available.0, before - 2 * 4 * MIB);
-    delete_all(&store, &["source", "clone"], &[]);
-    leaks.check();
 }
 
 /// Set in a child process that runs the calling test again, as the process to stop or kill.
@@ -427,8 +353,7 @@ fn other_operations_ignore_unfinished_copies() {
         clone_in_child().unwrap();
         return;
     }
-    let leaks = Leaks::watch();
-    let store = clean_store();
+    let store = TestStore::open();
     let (mut stopped, files) = StoppedCopy::start(&store);
     assert_eq!(store.recover().unwrap(), Recovered::default());
     let before = store.space().unwrap().available.0;
@@ -444,8 +369,6 @@ fn other_operations_ignore_unfinished_copies() {
     assert_has_files(volume_path("clone"), files);
     assert_eq!(store.stats(&id("clone")).unwrap().condition, Condition::Healthy);
     assert_eq!(store.recover().unwrap(), Recovered::default());
-    delete_all(&store, &["source", "clone"], &[]);
-    leaks.check();
 }
 
 #[test]
@@ -454,9 +377,7 @@ fn recovery_removes_a_killed_copy() {
         clone_in_child().unwrap();
         return;
     }
-    let leaks = Leaks::watch();
-    wait_for_deferred_frees();
-    let store = clean_store();
+    let store = TestStore::open();
     let before = store.space().unwrap().available.0;
     let (mut stopped, _) = StoppedCopy::start(&store);
     stopped.signal(Signal::SIGKILL);
@@ -468,10 +389,9 @@ fn recovery_removes_a_killed_copy() {
     );
     assert_eq!(store.recover().unwrap(), Recovered::default(), "a second recovery finds nothing to do");
     assert_eq!(store.empty_trash().unwrap(), 1);
-    delete_all(&store, &["source"], &[]);
+    delete(&store, &[id("source")], &[]);
     wait_for_deferred_frees();
     assert_close(store.space().unwrap().available.0, before);
-    leaks.check();
 }
 
 #[test]
@@ -480,8 +400,7 @@ fn deleting_the_source_fails_the_copy() {
         assert_eq!(clone_in_child().unwrap_err().kind(), ErrorKind::NotFound);
         return;
     }
-    let leaks = Leaks::watch();
-    let store = clean_store();
+    let store = TestStore::open();
     let (mut stopped, _) = StoppedCopy::start(&store);
     assert!(store.delete(&id("source")).unwrap());
     store.empty_trash().unwrap();
@@ -489,7 +408,6 @@ fn deleting_the_source_fails_the_copy() {
     assert_eq!((store.list().unwrap(), entry_count("staging")), (Vec::<VolumeId>::new(), 0));
     store.empty_trash().unwrap();
     assert_eq!((store.recover().unwrap(), entry_count("trash")), (Recovered::default(), 0));
-    leaks.check();
 }
 
 #[test]
@@ -499,9 +417,7 @@ fn reservation_of_killed_process_is_released() {
         store.create(&id("killed"), &spec(64 * MIB)).unwrap();
         return;
     }
-    let leaks = Leaks::watch();
-    wait_for_deferred_frees();
-    let store = clean_store();
+    let store = TestStore::open();
     let available = || store.space().unwrap().available.0;
     let before = available();
     // The process waits for this lock after it reserved the space and before it sets the limit.
@@ -517,6 +433,4 @@ fn reservation_of_killed_process_is_released() {
     store.create(&id("taken"), &with_few_inodes(Bytes(before - 4 * MIB))).unwrap();
     // The killed process left a directory in `staging`, which has no project id yet.
     assert_eq!(store.recover().unwrap(), default_with(|found: &mut Recovered| found.unfinished = 1));
-    delete_all(&store, &["taken"], &[]);
-    leaks.check();
 }

@@ -11,9 +11,8 @@ use std::process::Command;
 use loopfs::loop_device::{Access, unmanaged};
 use nix::mount::{MsFlags, mount};
 
-use crate::environment::{directory, path_from};
+use crate::environment::{MIB, directory, path_from};
 
-const MIB: u64 = 1 << 20;
 /// The smallest disk that mkfs.xfs formats.
 pub(crate) const MIN_SIZE: u64 = 300 * MIB;
 

@@ -6,16 +6,19 @@ use std::num::NonZeroU64;
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use loopfs::Bytes;
 use loopfs::loop_device::LoopControl;
 use loopfs::mount::table as mountinfo;
 use loopfs::project_quota::{ProjectId, ProjectQuota};
 use loopfs::volume_store::{
-    ContentSource, StoreOptions, Volume, VolumeId, VolumeKind, VolumeSpec, VolumeStore,
+    ContentSource, SnapshotId, StoreOptions, Volume, VolumeId, VolumeKind, VolumeSpec, VolumeStore,
 };
 
 use crate::difference::assert_same;
+
+pub(crate) const MIB: u64 = 1 << 20;
 
 /// Returns the default value after `set` has changed it. It replaces the struct expression for types with `#[non_exhaustive]`.
 pub(crate) fn default_with<T: Default>(set: impl FnOnce(&mut T)) -> T {
@@ -29,6 +32,18 @@ pub(crate) fn path_from(variable: &str) -> PathBuf {
     PathBuf::from(
         path.unwrap_or_else(|| panic!("{variable} is not set: run `cargo harness test --lane kernel`")),
     )
+}
+
+/// Returns the number in a variable, if it is set.
+pub(crate) fn number_from(variable: &str) -> Option<u64> {
+    let text = std::env::var(variable).ok()?;
+    Some(text.parse().unwrap_or_else(|_| panic!("{variable}={text}")))
+}
+
+/// Returns the seed of a random test.
+pub(crate) fn seed() -> u64 {
+    let time = || SystemTime::now().duration_since(UNIX_EPOCH).expect("a time after 1970").as_micros() as u64;
+    number_from("LOOPFS_TEST_SEED").unwrap_or_else(time)
 }
 
 pub(crate) fn xfs() -> PathBuf {
@@ -48,7 +63,7 @@ pub(crate) fn directory() -> tempfile::TempDir {
     tempfile::tempdir_in(xfs()).expect("a directory on the XFS")
 }
 
-/// The number of resources that a test could leak. The check fails the test that leaked one.
+/// The resources that a test could leak. The test fails if it has others when this is dropped.
 pub(crate) struct Leaks {
     before: Vec<String>,
 }
@@ -58,9 +73,8 @@ impl Leaks {
         Self { before: Self::count() }
     }
 
-    pub(crate) fn check(self) {
-        assert_same(&Self::count(), &self.before, "loop devices, mounts and project ids");
-    }
+    /// Checks before the end of the test.
+    pub(crate) fn check(self) {}
 
     fn count() -> Vec<String> {
         let control = LoopControl::open().expect("loop control");
@@ -76,10 +90,19 @@ impl Leaks {
         );
         wait_for_deferred_frees();
         let root = File::open(xfs()).expect("the XFS");
-        let quota = ProjectQuota::of(root.as_fd());
-        let range = ProjectId::new(1).unwrap()..=ProjectId::new(u32::MAX - 1).unwrap();
+        let quota = quota(&root);
+        let range = project(1)..=project(u32::MAX - 1);
         all.extend(quota.ids(range).map(|usage| format!("project {}", usage.expect("quota").id)));
         all
+    }
+}
+
+impl Drop for Leaks {
+    fn drop(&mut self) {
+        // The message of a failed test must not be hidden.
+        if !std::thread::panicking() {
+            assert_same(&Self::count(), &self.before, "loop devices, mounts and project ids");
+        }
     }
 }
 
@@ -93,8 +116,7 @@ pub(crate) fn store() -> VolumeStore {
 /// space may still include them.
 pub(crate) fn wait_for_deferred_frees() {
     // XFS completes the deferred frees of all projects, whichever project the call names.
-    let any = ProjectId::new(1).unwrap();
-    quota(&File::open(xfs()).expect("the XFS")).finish_inactivation(any).expect("finish frees");
+    quota(&File::open(xfs()).expect("the XFS")).finish_inactivation(project(1)).expect("finish frees");
 }
 
 /// Returns the number of bytes that are available according to a new count of the reservations.
@@ -124,6 +146,14 @@ pub(crate) fn this_test_again(variable: &str, value: impl AsRef<OsStr>) -> Comma
 
 pub(crate) fn id(text: &str) -> VolumeId {
     VolumeId::parse(text).expect("a volume id")
+}
+
+pub(crate) fn snapshot_id(text: &str) -> SnapshotId {
+    SnapshotId::parse(text).expect("a snapshot id")
+}
+
+pub(crate) fn project(id: u32) -> ProjectId {
+    ProjectId::new(id).expect("a project id")
 }
 
 /// Returns the specification of a Filesystem volume with one inode per this many bytes.

@@ -5,12 +5,10 @@ use std::io::Write;
 
 use loopfs::Bytes;
 use loopfs::project_quota::{ProjectId, assign_project, project_of};
-use loopfs::volume_store::{
-    AbnormalReason, ChargedTo, Condition, ForeignEvidence, ForeignFiles, VolumeId, VolumeStore,
-};
+use loopfs::volume_store::{AbnormalReason, ChargedTo, Condition, ForeignEvidence, ForeignFiles, VolumeId};
 
-use crate::environment::{Leaks, directory_with, id, quota, store, xfs};
-use crate::store::{MIB, entry};
+use crate::environment::{MIB, directory_with, id, project, quota, store, xfs};
+use crate::fixtures::{TestStore, entry};
 
 const HOLDER: u64 = 64 * MIB;
 const VICTIM: u64 = 16 * MIB;
@@ -19,8 +17,7 @@ const TOLERANCE: u64 = MIB;
 
 /// Two volumes. The owner of the first volume gave 4 MiB of its files the project id of the second one.
 struct Fixture {
-    leaks: Leaks,
-    store: VolumeStore,
+    store: TestStore,
     holder: VolumeId,
     victim: VolumeId,
     project: ProjectId,
@@ -29,16 +26,14 @@ struct Fixture {
 
 impl Fixture {
     fn new() -> Self {
-        let leaks = Leaks::watch();
-        let (store, holder, victim) = (store(), id("holder"), id("victim"));
+        let (store, holder, victim) = (TestStore::open(), id("holder"), id("victim"));
         let before = store.space().unwrap().available;
         for (id, size) in [(&holder, HOLDER), (&victim, VICTIM)] {
             // The tolerance includes the space of these inodes.
             store.create(id, &directory_with(Bytes(size), 1 << 18)).unwrap();
         }
-        let project = project_of(File::open(entry(&victim)).unwrap()).unwrap();
-        let project = ProjectId::new(project).unwrap();
-        let fixture = Self { leaks, store, holder, victim, project, before };
+        let project = project(project_of(File::open(entry(&victim)).unwrap()).unwrap());
+        let fixture = Self { store, holder, victim, project, before };
         fs::create_dir(fixture.foreign_directory()).unwrap();
         assign_project(File::open(fixture.foreign_directory()).unwrap(), project).unwrap();
         for name in ["a", "b"] {
@@ -90,7 +85,6 @@ impl Fixture {
         }
         self.store.empty_trash().unwrap();
         self.assert_reserved(0);
-        self.leaks.check();
     }
 }
 
@@ -196,7 +190,7 @@ fn files_without_a_project_are_found() {
     fs::remove_dir_all(fixture.foreign_directory()).unwrap();
     let path = entry(&fixture.holder).join("escaped");
     fs::create_dir(&path).unwrap();
-    assign_project(File::open(&path).unwrap(), ProjectId::new(77).unwrap()).unwrap();
+    assign_project(File::open(&path).unwrap(), project(77)).unwrap();
     let [found] = fixture.search().try_into().unwrap();
     assert_eq!((&found.charged, found.names), (&ChargedTo::Nothing, 1));
     assert!(fixture.condition(&fixture.holder).1.contains("charged to no volume"));

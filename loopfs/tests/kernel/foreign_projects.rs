@@ -5,21 +5,22 @@ use std::collections::BTreeSet;
 use std::fs::{self, File};
 use std::io::Write;
 use std::ops::RangeInclusive;
-use std::os::fd::AsFd;
-use std::os::unix::fs::MetadataExt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use loopfs::mount::{MountFlags, bind_mount, unmount};
 use loopfs::project_quota::{Limit, Limits, ProjectId, Usage, assign_project, project_of};
 use loopfs::volume_store::{
-    ContentSource, ForeignEvidence, Recovered, SnapshotId, StoreOptions, VolumeKind, VolumeSpec, VolumeStore,
+    ContentSource, ForeignEvidence, Recovered, StoreOptions, VolumeKind, VolumeSpec, VolumeStore,
 };
 use loopfs::{Bytes, ErrorKind, Inodes};
 use nix::unistd::syncfs;
 
-use crate::environment::{Leaks, default_with, directory, id, quota, scratch, store, xfs};
-use crate::store::{MIB, entry};
+use crate::environment::{
+    Leaks, MIB, default_with, directory, id, project, quota, scratch, snapshot_id, store, xfs,
+};
+use crate::fixtures::{TestStore, assert_fails, delete_all, entry};
+use crate::project_trees::fingerprint;
 
 /// The id from which the kubelet tries ids upwards.
 const FIRST_OF_KUBELET: u32 = 1_048_577;
@@ -27,14 +28,6 @@ const FIRST_OF_KUBELET: u32 = 1_048_577;
 const TIMEOUT: Duration = Duration::from_secs(60);
 /// A limit beyond the size of the disk, as the kubelet sets in order to measure usage without limiting it.
 const NO_LIMIT: Bytes = Bytes(1 << 62);
-
-fn project(id: u32) -> ProjectId {
-    ProjectId::new(id).unwrap()
-}
-
-fn all_ids() -> RangeInclusive<ProjectId> {
-    project(1)..=project(u32::MAX - 1)
-}
 
 fn kubelet_limits() -> Limits {
     Limits { bytes: Limit::Hard(NO_LIMIT), ..Limits::KEEP }
@@ -50,7 +43,7 @@ fn usage_of(id: ProjectId) -> Option<Usage> {
 fn used_ids() -> BTreeSet<ProjectId> {
     let root = File::open(xfs()).unwrap();
     quota(&root).finish_inactivation(project(1)).unwrap();
-    quota(&root).ids(all_ids()).map(|usage| usage.unwrap().id).collect()
+    quota(&root).ids(project(1)..=project(u32::MAX - 1)).map(|usage| usage.unwrap().id).collect()
 }
 
 /// Returns the project ids of the directories of all volumes and snapshots, by the inodes.
@@ -60,39 +53,12 @@ fn ids_of_volumes() -> BTreeSet<ProjectId> {
         for entry in fs::read_dir(xfs().join(parent)).unwrap() {
             let path = entry.unwrap().path();
             if path.is_dir() {
-                assert!(
-                    ids.insert(project(project_of(File::open(&path).unwrap()).unwrap())),
-                    "{} shares its id",
-                    path.display()
-                );
+                let id = project(project_of(File::open(&path).unwrap()).unwrap());
+                assert!(ids.insert(id), "{} shares its id", path.display());
             }
         }
     }
     ids
-}
-
-/// What another program can observe of one of its files. Any change of the inode changes the last two numbers.
-#[derive(Debug, PartialEq)]
-struct Observed {
-    path: PathBuf,
-    project: u32,
-    inode: u64,
-    changed: (i64, i64),
-}
-
-fn observe(path: &Path, all: &mut Vec<Observed>) {
-    let status = fs::symlink_metadata(path).unwrap();
-    all.push(Observed {
-        path: path.to_owned(),
-        project: project_of(File::open(path).unwrap()).unwrap(),
-        inode: status.ino(),
-        changed: (status.ctime(), status.ctime_nsec()),
-    });
-    if status.is_dir() {
-        let mut within: Vec<_> = fs::read_dir(path).unwrap().map(|entry| entry.unwrap().path()).collect();
-        within.sort();
-        within.iter().for_each(|path| observe(path, all));
-    }
 }
 
 /// A directory in a project of another program.
@@ -100,7 +66,7 @@ struct Foreign {
     directory: tempfile::TempDir,
     id: ProjectId,
     usage: Option<Usage>,
-    files: Vec<Observed>,
+    files: Vec<(PathBuf, u64, i64, i64)>,
 }
 
 impl Foreign {
@@ -116,8 +82,7 @@ impl Foreign {
             file.write_all(&[7; 40_000]).unwrap();
             file.sync_all().unwrap();
         }
-        let mut files = Vec::new();
-        observe(directory.path(), &mut files);
+        let files = fingerprint(directory.path());
         let usage = usage_of(id);
         assert_eq!(usage.map(|usage| usage.inodes), Some(Inodes(4)));
         Self { directory, id, usage, files }
@@ -126,9 +91,7 @@ impl Foreign {
     #[track_caller]
     fn assert_unchanged(&self, after: &str) {
         assert_eq!(usage_of(self.id), self.usage, "after {after}");
-        let mut files = Vec::new();
-        observe(self.directory.path(), &mut files);
-        assert_eq!(files, self.files, "after {after}");
+        assert_eq!(fingerprint(self.directory.path()), self.files, "after {after}");
     }
 
     /// Removes the limits and then the directory, as the kubelet does.
@@ -159,7 +122,7 @@ fn check(foreign: &[Foreign], range: &RangeInclusive<ProjectId>, after: &str) {
 /// Projects of other programs keep their limits, usage and ids during all operations of the store.
 #[test]
 fn foreign_projects_stay_unchanged() {
-    let leaks = Leaks::watch();
+    let _leaks = Leaks::watch();
     let store = store();
     let range = StoreOptions::default().project_ids;
     let (first, last) = (range.start().get(), range.end().get());
@@ -177,7 +140,7 @@ fn foreign_projects_stay_unchanged() {
     foreign.push(Foreign::create(last + 1, hard));
     fs::write(entry(&id("fs-0")).join("file"), [1; 10_000]).unwrap();
     store.expand(&id("fs-0"), Bytes(2 * MIB)).unwrap();
-    let kept = SnapshotId::parse("kept").unwrap();
+    let kept = snapshot_id("kept");
     store.create_snapshot(&id("fs-0"), &kept).unwrap();
     let larger = VolumeSpec::new(VolumeKind::Filesystem, Bytes(2 * MIB));
     store.clone_from(ContentSource::Snapshot(&kept), &id("clone"), &larger).unwrap();
@@ -202,15 +165,10 @@ fn foreign_projects_stay_unchanged() {
     assert_eq!(store.recover().unwrap(), default_with(|found: &mut Recovered| found.released_ids = 1));
     check(&foreign, &range, "recovery");
 
-    for volume in store.list().unwrap() {
-        assert!(store.delete(&volume).unwrap());
-    }
-    assert!(store.delete_snapshot(&kept).unwrap());
-    store.empty_trash().unwrap();
+    delete_all(&store);
     assert_eq!(store.recover().unwrap(), Recovered::default());
     check(&foreign, &range, "the deletion of all volumes");
     foreign.into_iter().for_each(Foreign::remove);
-    leaks.check();
 }
 
 /// No program should use ids of the store's range. If one does, its directories are not harmed.
@@ -218,7 +176,7 @@ fn foreign_projects_stay_unchanged() {
 fn foreign_ids_are_never_allocated() {
     const COUNT: u32 = 8;
     const FIRST: u32 = 6_700_001;
-    let leaks = Leaks::watch();
+    let _leaks = Leaks::watch();
     drop(store());
     let range = project(FIRST)..=project(FIRST + COUNT - 1);
     let options = StoreOptions { project_ids: range.clone(), ..StoreOptions::default() };
@@ -237,27 +195,21 @@ fn foreign_ids_are_never_allocated() {
         store.create(&id(&format!("v-{n}")), &spec).unwrap();
     }
     check(&foreign, &range, "creation");
-    let error = store.create(&id("one-more"), &spec).unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::NoSpace, "{error}");
+    assert_fails(store.create(&id("one-more"), &spec), ErrorKind::NoSpace);
     assert_eq!(store.recover().unwrap(), default_with(|found: &mut Recovered| found.busy_ids = 2));
     check(&foreign, &range, "recovery");
 
-    for volume in store.list().unwrap() {
-        assert!(store.delete(&volume).unwrap());
-    }
-    store.empty_trash().unwrap();
+    delete_all(&store);
     assert_eq!(store.recover().unwrap(), default_with(|found: &mut Recovered| found.busy_ids = 2));
     check(&foreign, &range, "the deletion of all volumes");
     foreign.into_iter().for_each(Foreign::remove);
-    leaks.check();
 }
 
 /// The owner of a file can give it any project id. Such an id has no limits, so the store has never reserved it.
 #[test]
 fn ids_without_limits_are_no_orphans() {
     const COUNT: u32 = 300;
-    let leaks = Leaks::watch();
-    let store = store();
+    let store = TestStore::open();
     let (directory, first) = (directory(), StoreOptions::default().project_ids.start().get());
     for n in 0..COUNT {
         let path = directory.path().join(n.to_string());
@@ -265,8 +217,6 @@ fn ids_without_limits_are_no_orphans() {
         assign_project(File::open(path).unwrap(), project(first + n)).unwrap();
     }
     assert_eq!(store.recover().unwrap(), Recovered::default());
-    directory.close().unwrap();
-    leaks.check();
 }
 
 /// Returns the id that the kubelet would choose: the first one from [`FIRST_OF_KUBELET`] on that has no usage.
@@ -279,8 +229,7 @@ fn next_of_kubelet() -> u32 {
 #[test]
 fn store_and_kubelet_share_no_id() {
     const EACH: usize = 100;
-    let leaks = Leaks::watch();
-    let store = store();
+    let store = TestStore::open();
     let range = StoreOptions::default().project_ids;
     let spec = VolumeSpec::new(VolumeKind::Filesystem, Bytes(MIB));
     let foreign = std::thread::scope(|scope| {
@@ -306,32 +255,28 @@ fn store_and_kubelet_share_no_id() {
     });
     assert_eq!((foreign.len(), ids_of_volumes().len()), (EACH / 2, EACH / 2));
     check(&foreign, &range, "all allocations");
-    for volume in store.list().unwrap() {
-        assert!(store.delete(&volume).unwrap());
-    }
+    // What could not be freed beside the kubelet.
     store.empty_trash().unwrap();
+    delete_all(&store);
     check(&foreign, &range, "the deletion of all volumes");
     foreign.into_iter().for_each(Foreign::remove);
-    leaks.check();
 }
 
 /// The directory lies beside those of the store, has entries of the same names, and stays unchanged.
 #[test]
 fn a_foreign_directory_is_no_volume() {
-    let leaks = Leaks::watch();
-    let (store, target, published) = (store(), scratch(), scratch());
+    let (store, target, published) = (TestStore::open(), scratch(), scratch());
     // The same names as in the store, below a directory of the kubelet.
     let kubelet = xfs().join("kubelet");
     for name in ["volumes/pod", "staging/pod", "trash/pod", ".loopfs/users"] {
         fs::create_dir_all(kubelet.join(name)).unwrap();
     }
     fs::write(kubelet.join("volumes/image"), [1; 4096]).unwrap();
-    let mut before = Vec::new();
-    observe(&kubelet, &mut before);
+    let before = fingerprint(&kubelet);
     let of_kubelet = File::open(&kubelet).unwrap();
-    bind_mount(of_kubelet.as_fd(), target.path(), MountFlags::default()).unwrap();
+    bind_mount(&of_kubelet, target.path(), MountFlags::default()).unwrap();
     let within = File::open(kubelet.join("volumes/pod")).unwrap();
-    bind_mount(within.as_fd(), published.path(), MountFlags::default()).unwrap();
+    bind_mount(&within, published.path(), MountFlags::default()).unwrap();
 
     store.verify().unwrap();
     assert_eq!(store.list().unwrap(), []);
@@ -344,16 +289,12 @@ fn a_foreign_directory_is_no_volume() {
     assert_eq!(store.empty_trash().unwrap(), 2);
     assert_eq!(store.recover().unwrap(), Recovered::default());
     assert_eq!(store.find_foreign_files(None, || ()).unwrap(), []);
-    let error = VolumeStore::open(target.path(), StoreOptions::default()).unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::WrongFilesystem, "{error}");
+    assert_fails(VolumeStore::open(target.path(), StoreOptions::default()), ErrorKind::WrongFilesystem);
 
-    let mut after = Vec::new();
-    observe(&kubelet, &mut after);
-    assert_eq!(after, before);
+    assert_eq!(fingerprint(&kubelet), before);
     for place in [&published, &target] {
         assert!(unmount(place.path()).unwrap());
     }
     drop((of_kubelet, within));
     fs::remove_dir_all(&kubelet).unwrap();
-    leaks.check();
 }

@@ -1,7 +1,6 @@
 //! Tests that a volume in use is not deleted, whichever process uses it and whichever process deletes it.
 
 use std::fs::File;
-use std::os::fd::AsFd;
 use std::path::Path;
 
 use loopfs::loop_device::{Access, AttachOptions, Detach, LoopControl, LoopDevice};
@@ -9,8 +8,8 @@ use loopfs::mount::{MountFlags, bind_mount, table as mountinfo, unmount};
 use loopfs::volume_store::{VolumeId, VolumeKind, VolumeSpec, VolumeStore};
 use loopfs::{Bytes, Error, ErrorKind};
 
-use crate::environment::{Leaks, id, scratch, store, xfs};
-use crate::store::{MIB, remove};
+use crate::environment::{MIB, id, scratch, store, xfs};
+use crate::fixtures::{TestStore, entry, remove};
 
 fn create(store: &VolumeStore, name: &str, kind: VolumeKind) -> VolumeId {
     store.create(&id(name), &VolumeSpec::new(kind, Bytes(MIB))).unwrap();
@@ -28,61 +27,51 @@ fn refusal(store: &VolumeStore, id: &VolumeId) -> String {
 /// The image can be deleted after its device was detached or its detach was deferred.
 #[test]
 fn an_attached_image_cannot_be_deleted() {
-    let leaks = Leaks::watch();
     // One process attaches the image and another one deletes it.
-    let (store, other) = (store(), store());
+    let (store, other) = (TestStore::open(), store());
     let id = create(&store, "disk", VolumeKind::Block);
     let control = LoopControl::open().unwrap();
     for access in [Access::ReadOnly, Access::ReadWrite] {
         let image = store.volume(&id).unwrap().open_image(access).unwrap();
-        let device = control.attach(image.as_fd(), &AttachOptions::new(access)).unwrap();
+        let device = control.attach(&image, &AttachOptions::new(access)).unwrap();
         let name = format!("/dev/loop{}", device.index());
         assert!(refusal(&other, &id).contains(&name));
         assert_eq!(control.detach(device).unwrap(), Detach::Detached);
     }
     let image = store.volume(&id).unwrap().open_image(Access::ReadWrite).unwrap();
-    let device = control.attach(image.as_fd(), &AttachOptions::new(Access::ReadWrite)).unwrap();
+    let device = control.attach(&image, &AttachOptions::new(Access::ReadWrite)).unwrap();
     let user = LoopDevice::open_index(device.index()).unwrap();
     assert!(matches!(control.detach(device).unwrap(), Detach::Deferred(_)));
     drop(image);
     assert!(other.delete(&id).unwrap(), "its device detaches at the last close");
     drop(user);
     store.empty_trash().unwrap();
-    leaks.check();
 }
 
 #[test]
 fn attaching_an_image_prevents_deletion() {
-    let leaks = Leaks::watch();
-    let store = store();
+    let store = TestStore::open();
     let id = create(&store, "disk", VolumeKind::Block);
-    let image = File::open(crate::store::entry(&id)).unwrap();
+    let image = File::open(entry(&id)).unwrap();
     image.lock().unwrap();
     assert!(refusal(&store, &id).contains("try again"));
     image.unlock().unwrap();
-    drop(image);
-    remove(&store, &id);
-    leaks.check();
 }
 
 #[test]
 fn a_mounted_directory_cannot_be_deleted() {
-    let leaks = Leaks::watch();
-    let (store, target) = (store(), scratch());
+    let (store, target) = (TestStore::open(), scratch());
     let id = create(&store, "data", VolumeKind::Filesystem);
     let volume = store.volume(&id).unwrap();
-    bind_mount(volume.open_dir().unwrap().as_fd(), target.path(), MountFlags::default()).unwrap();
+    bind_mount(volume.open_dir().unwrap(), target.path(), MountFlags::default()).unwrap();
     drop(volume);
     assert!(refusal(&store, &id).contains(target.path().to_str().unwrap()));
     assert!(unmount(target.path()).unwrap());
-    remove(&store, &id);
-    leaks.check();
 }
 
 #[test]
 fn publication_in_another_namespace_prevents_deletion() {
-    let leaks = Leaks::watch();
-    let (store, other) = (store(), store());
+    let (store, other) = (TestStore::open(), store());
     let id = create(&store, "data", VolumeKind::Filesystem);
     let place = Path::new("/var/lib/kubelet/pods/a/mount");
     store.record_publication(&id, Path::new("/"), place).unwrap();
@@ -91,54 +80,42 @@ fn publication_in_another_namespace_prevents_deletion() {
     // The volume is published at two targets, and then at one.
     let target = scratch();
     let volume = store.volume(&id).unwrap();
-    bind_mount(volume.open_dir().unwrap().as_fd(), target.path(), MountFlags::default()).unwrap();
+    bind_mount(volume.open_dir().unwrap(), target.path(), MountFlags::default()).unwrap();
     drop(volume);
     store.sync_publication(&id, Path::new("/"), &mountinfo::read().unwrap()).unwrap();
     assert!(refusal(&other, &id).contains(target.path().to_str().unwrap()));
     assert!(unmount(target.path()).unwrap());
-    assert!(
-        refusal(&other, &id).contains(target.path().to_str().unwrap()),
-        "no process has removed the publication record"
-    );
+    // No process has removed the publication record.
+    assert!(refusal(&other, &id).contains(target.path().to_str().unwrap()));
     store.sync_publication(&id, Path::new("/"), &mountinfo::read().unwrap()).unwrap();
     remove(&other, &id);
     let gone = store.record_publication(&id, Path::new("/"), place).unwrap_err();
     assert_eq!(gone.kind(), ErrorKind::NotFound, "the deleted volume cannot be published again");
-    leaks.check();
 }
 
 #[test]
 fn a_restart_restores_publication_records() {
-    let leaks = Leaks::watch();
-    let (store, target) = (store(), scratch());
+    let (store, target) = (TestStore::open(), scratch());
     let (shown, not) =
         (create(&store, "shown", VolumeKind::Filesystem), create(&store, "not", VolumeKind::Filesystem));
     // One process was killed between writing the record and mounting. Another process wrote no records.
     store.record_publication(&not, Path::new("/"), Path::new("/pods/a")).unwrap();
-    bind_mount(
-        store.volume(&shown).unwrap().open_dir().unwrap().as_fd(),
-        target.path(),
-        MountFlags::default(),
-    )
-    .unwrap();
+    bind_mount(store.volume(&shown).unwrap().open_dir().unwrap(), target.path(), MountFlags::default())
+        .unwrap();
     store.sync_publications(Path::new("/"), mountinfo::read).unwrap();
     remove(&store, &not);
     assert!(unmount(target.path()).unwrap());
     assert!(refusal(&store, &shown).contains(target.path().to_str().unwrap()), "the publication is recorded");
     store.sync_publications(Path::new("/"), || Ok(Vec::<mountinfo::Mount>::new())).unwrap();
-    remove(&store, &shown);
-    leaks.check();
 }
 
 #[test]
 fn records_before_reboots_are_ignored() {
-    let leaks = Leaks::watch();
-    let store = store();
+    let store = TestStore::open();
     let id = create(&store, "data", VolumeKind::Filesystem);
     let record = xfs().join(".loopfs/users").join(id.as_str());
     std::os::unix::fs::symlink("5f0c2e9a-0000-4000-8000-000000000000 /pods/a", &record).unwrap();
     remove(&store, &id);
     store.sync_publication(&id, Path::new("/"), &[] as &[mountinfo::Mount]).unwrap();
     assert!(std::fs::symlink_metadata(record).is_err());
-    leaks.check();
 }

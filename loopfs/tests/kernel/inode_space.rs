@@ -3,21 +3,19 @@
 use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io::{ErrorKind as IoErrorKind, Write};
-use std::os::fd::AsFd;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::PathBuf;
 
 use loopfs::loop_device::{Access, AttachOptions, Detach, LoopControl};
 use loopfs::mount::unmount;
-use loopfs::project_quota::ProjectId;
 use loopfs::volume_store::{StoreOptions, VolumeId, VolumeKind, VolumeSpec, VolumeStore};
 use loopfs::{Bytes, ErrorKind};
 use nix::sys::statvfs::statvfs;
 
 use crate::disk::{Disk, MIN_SIZE};
-use crate::environment::{Leaks, assert_close, directory_with, id, quota, scratch};
+use crate::environment::{Leaks, MIB, assert_close, directory_with, id, project, quota, scratch};
+use crate::fixtures::assert_fails;
 
-const MIB: u64 = 1 << 20;
 const GIB: u64 = 1 << 30;
 /// What a full volume may lack: a block for the extents of the file that fills it.
 const UNUSED: u64 = 64 << 10;
@@ -145,7 +143,7 @@ fn files_in_every_group_stay_reserved() {
         }
         // Until XFS has freed the deleted files, they count against the limit.
         let data = File::open(&fixture.data).unwrap();
-        quota(&data).finish_inactivation(ProjectId::new(1).unwrap()).unwrap();
+        quota(&data).finish_inactivation(project(1)).unwrap();
     }
     // The volume has taken its 16384 inodes of 512 bytes in each group.
     let taken = before - fixture.free() - fixture.store.stats(&many).unwrap().used.0;
@@ -185,14 +183,14 @@ fn small_volumes_leave_thin_space_available() {
     let control = LoopControl::open().unwrap();
     let volume = fixture.store.volume(&thin).unwrap();
     let image = File::from(volume.open_image(Access::ReadWrite).unwrap());
-    let device = control.attach(image.as_fd(), &AttachOptions::new(Access::ReadWrite)).unwrap();
+    let device = control.attach(&image, &AttachOptions::new(Access::ReadWrite)).unwrap();
     let written = File::options().write(true).open(device.path()).unwrap();
     for offset in (0..THIN).step_by(MIB as usize) {
         written.write_all_at(&vec![offset.to_le_bytes()[2] + 1; MIB as usize], offset).unwrap();
     }
     written.sync_all().unwrap();
     drop((written, device));
-    assert_eq!(control.detach_all(image.as_fd()).unwrap(), Detach::Detached);
+    assert_eq!(control.detach_all(&image).unwrap(), Detach::Detached);
     for offset in (0..THIN).step_by(MIB as usize) {
         let mut content = vec![0; MIB as usize];
         image.read_exact_at(&mut content, offset).unwrap();
@@ -207,8 +205,7 @@ fn more_inodes_than_fit_are_refused() {
     let fixture = Fixture::new(MIN_SIZE);
     // Inodes may take a quarter of the disk.
     let spec = directory_with(Bytes(MIN_SIZE / 4), 512);
-    let error = fixture.store.create(&id("many"), &spec).unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::NoSpace, "{error}");
+    let error = assert_fails(fixture.store.create(&id("many"), &spec), ErrorKind::NoSpace);
     assert!(error.to_string().contains("larger bytesPerInode"), "{error}");
     let largest = fixture.store.space().unwrap().largest_volume(&spec);
     assert!((MIN_SIZE / 8..MIN_SIZE / 4).contains(&largest.0), "{largest}");

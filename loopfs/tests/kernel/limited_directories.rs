@@ -3,15 +3,13 @@
 use std::fs::{self, File};
 use std::path::Path;
 
-use loopfs::project_quota::{
-    Limits, ProjectId, ProjectIds, ProjectQuota, Release, Usage, assign_project, project_of,
-};
+use loopfs::project_quota::{Limits, ProjectIds, Release, Usage, assign_project, project_of};
 use loopfs::project_tree::{LIMITED_DIRECTORIES, limit_directory, unlimit_directory};
 use loopfs::{Bytes, ErrorKind, Inodes};
 
-use crate::environment::{Leaks, directory, quota, scratch, xfs};
+use crate::environment::{Leaks, MIB, directory, project, quota, scratch, xfs};
+use crate::fixtures::assert_fails;
 
-const MIB: u64 = 1 << 20;
 const SOME: Limits = Limits::hard(Bytes(MIB), Inodes(64));
 
 fn open(path: &Path) -> File {
@@ -21,12 +19,12 @@ fn open(path: &Path) -> File {
 fn used() -> Vec<Usage> {
     let root = open(&xfs());
     quota(&root).finish_inactivation(*LIMITED_DIRECTORIES.start()).unwrap();
-    ProjectQuota::of(std::os::fd::AsFd::as_fd(&root)).ids(LIMITED_DIRECTORIES).map(Result::unwrap).collect()
+    quota(&root).ids(LIMITED_DIRECTORIES).map(Result::unwrap).collect()
 }
 
 #[test]
 fn a_directory_is_limited_and_unlimited() {
-    let leaks = Leaks::watch();
+    let _leaks = Leaks::watch();
     let directory = directory();
     let path = directory.path();
     fs::create_dir(path.join("below")).unwrap();
@@ -47,8 +45,7 @@ fn a_directory_is_limited_and_unlimited() {
     limit_directory(open(path), Limits::hard(Bytes(2 * MIB), Inodes(64))).unwrap();
     let [again] = used().try_into().unwrap();
     assert_eq!((again.id, again.limits.bytes), (usage.id, Some(Bytes(2 * MIB))));
-    let error = limit_directory(open(path), Limits::UNLIMITED).unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::InvalidInput, "{error}");
+    assert_fails(limit_directory(open(path), Limits::UNLIMITED), ErrorKind::InvalidInput);
 
     for _ in 0..2 {
         assert_eq!(unlimit_directory(open(path)).unwrap(), Release::Freed);
@@ -57,13 +54,11 @@ fn a_directory_is_limited_and_unlimited() {
     for name in [".", "below", "below/file"] {
         assert_eq!(project_of(open(&path.join(name))).unwrap(), 0, "{name}");
     }
-    directory.close().unwrap();
-    leaks.check();
 }
 
 #[test]
 fn removed_directories_free_their_ids() {
-    let leaks = Leaks::watch();
+    let _leaks = Leaks::watch();
     let (removed, next) = (directory(), directory());
     let deleted = open(removed.path());
     limit_directory(&deleted, SOME).unwrap();
@@ -78,14 +73,13 @@ fn removed_directories_free_their_ids() {
     assert_eq!(unlimit_directory(open(next.path())).unwrap(), Release::Freed);
     assert_eq!(used(), []);
     next.close().unwrap();
-    leaks.check();
 }
 
 #[test]
 fn a_foreign_project_is_not_limited() {
-    let leaks = Leaks::watch();
+    let _leaks = Leaks::watch();
     let directory = directory();
-    assign_project(open(directory.path()), ProjectId::new(5600).unwrap()).unwrap();
+    assign_project(open(directory.path()), project(5600)).unwrap();
     for error in [
         limit_directory(open(directory.path()), SOME).unwrap_err(),
         unlimit_directory(open(directory.path())).unwrap_err(),
@@ -93,22 +87,19 @@ fn a_foreign_project_is_not_limited() {
         assert_eq!(error.kind(), ErrorKind::AlreadyExists, "{error}");
         assert!(error.to_string().contains("5600"), "{error}");
     }
-    directory.close().unwrap();
-    leaks.check();
 }
 
 /// The allocator is opened on the directory, as one does that has no other descriptor of the file system.
 #[test]
 fn an_allocator_keeps_no_directory_open() {
-    let leaks = Leaks::watch();
+    let _leaks = Leaks::watch();
     let (directory, scratch) = (directory(), scratch());
     let lock = File::create(scratch.path().join("lock")).unwrap();
-    let range = ProjectId::new(5700).unwrap()..=ProjectId::new(5709).unwrap();
+    let range = project(5700)..=project(5709);
     let limited = open(directory.path());
     let ids = ProjectIds::new(&limited, lock, range).unwrap();
     let id = ids.create(&limited, SOME).unwrap();
     drop(limited);
     directory.close().unwrap();
     assert_eq!(ids.release(id).unwrap(), Release::Freed);
-    leaks.check();
 }

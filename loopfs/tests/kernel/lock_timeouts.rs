@@ -8,12 +8,12 @@ use std::time::Duration;
 use loopfs::volume_store::{StoreOptions, VolumeKind, VolumeSpec, VolumeStore};
 use loopfs::{Bytes, ErrorKind};
 
-use crate::environment::{Leaks, id, store, xfs};
-use crate::store::{MIB, entry, remove};
+use crate::environment::{Leaks, MIB, id, store, xfs};
+use crate::fixtures::{TestStore, assert_fails, entry, remove};
 
 #[test]
 fn a_lock_timeout_names_the_file() {
-    let leaks = Leaks::watch();
+    let _leaks = Leaks::watch();
     drop(store());
     let options = StoreOptions { lock_timeout: Duration::from_millis(20), ..StoreOptions::default() };
     let open = || VolumeStore::open(&xfs(), options.clone());
@@ -35,8 +35,7 @@ fn a_lock_timeout_names_the_file() {
     for (path, call) in calls {
         let other = File::open(&path).unwrap();
         other.lock().unwrap();
-        let error = call().unwrap_err();
-        assert_eq!(error.kind(), ErrorKind::Busy, "{error}");
+        let error = assert_fails(call(), ErrorKind::Busy);
         for part in [path.to_str().unwrap(), "lslocks", "20ms"] {
             assert!(error.to_string().contains(part), "{part} is missing in: {error}");
         }
@@ -47,14 +46,12 @@ fn a_lock_timeout_names_the_file() {
     create().unwrap();
     remove(&store, &directory);
     remove(&store, &image);
-    leaks.check();
 }
 
 #[test]
 fn constant_expansions_do_not_stop_recovery() {
     const THREADS: usize = 8;
-    let leaks = Leaks::watch();
-    let (store, id, stop) = (store(), id("busy"), AtomicBool::new(false));
+    let (store, id, stop) = (TestStore::open(), id("busy"), AtomicBool::new(false));
     store.create(&id, &VolumeSpec::new(VolumeKind::Filesystem, Bytes(MIB))).unwrap();
     let options = StoreOptions { lock_timeout: Duration::from_secs(10), ..StoreOptions::default() };
     let other = VolumeStore::open(&xfs(), options).unwrap();
@@ -73,6 +70,4 @@ fn constant_expansions_do_not_stop_recovery() {
     for recovered in recovered {
         recovered.unwrap();
     }
-    remove(&store, &id);
-    leaks.check();
 }

@@ -1,22 +1,20 @@
 use std::fs::{self, File};
 use std::io::{Read, Seek, SeekFrom, Write};
 use std::num::NonZeroU64;
-use std::os::fd::AsFd;
 use std::os::unix::fs::OpenOptionsExt;
 use std::sync::Barrier;
 use std::time::Duration;
 
 use loopfs::loop_device::{
-    Access, AttachOptions, Binding, BlockSize, Detach, DirectIo, IndexPolicy, Lifetime, LoopControl,
-    LoopDevice, PoolOptions,
+    Access, AttachOptions, Binding, BlockSize, Detach, DirectIo, IndexPolicy, LoopControl, LoopDevice,
+    PoolOptions,
 };
 use loopfs::mount::{MountFlags, bind_mount, unmount};
 use loopfs::{Bytes, ErrorKind};
 use rstest::rstest;
 
-use crate::environment::{Leaks, directory, image, scratch};
-
-const MIB: u64 = 1 << 20;
+use crate::environment::{Leaks, MIB, directory, image, scratch};
+use crate::fixtures::{TestImage, assert_fails, concurrently};
 
 /// Writes, and does not call fsync(2), as most programs do.
 fn write_at(path: &std::path::Path, offset: u64, data: &[u8]) -> std::io::Result<()> {
@@ -41,11 +39,8 @@ fn read_at(path: &std::path::Path, offset: u64, length: usize) -> Vec<u8> {
 
 #[test]
 fn the_kernel_reports_the_requested_properties() {
-    let leaks = Leaks::watch();
-    let control = LoopControl::open().unwrap();
-    let directory = directory();
-    let image = image(directory.path(), "image", MIB);
-    let device = control.ensure_attached(image.as_fd(), &AttachOptions::new(Access::ReadWrite)).unwrap();
+    let TestImage { control, directory, image, .. } = &TestImage::new(MIB);
+    let device = control.ensure_attached(image, &AttachOptions::new(Access::ReadWrite)).unwrap();
     let status = device.status().unwrap();
     assert!(status.direct_io);
     assert!(!status.auto_clear);
@@ -54,32 +49,29 @@ fn the_kernel_reports_the_requested_properties() {
 
     write_through(&device.path(), 4096, b"through the device");
     assert_eq!(read_at(&directory.path().join("image"), 4096, 18), b"through the device");
-    assert!(
-        matches!(control.detach_all(image.as_fd()).unwrap(), Detach::Deferred(_)),
-        "this test holds the device open"
-    );
+    // This test holds the device open.
+    assert!(matches!(control.detach_all(image).unwrap(), Detach::Deferred(_)));
     drop(device);
-    assert!(control.find(image.as_fd()).unwrap().is_empty());
-    leaks.check();
+    assert!(control.find(image).unwrap().is_empty());
 }
 
 #[rstest]
-#[case::buffered(DirectIo::Off, 512, false)]
-#[case::preferred(DirectIo::Preferred, 512, true)]
-#[case::large_blocks(DirectIo::Required, 4096, true)]
+#[case::buffered(DirectIo::Off, BlockSize::Exact(512), &[512], false)]
+#[case::preferred(DirectIo::Preferred, BlockSize::Exact(512), &[512], true)]
+#[case::large_blocks(DirectIo::Required, BlockSize::Exact(4096), &[4096], true)]
+#[case::blocks_of_the_file(DirectIo::Required, BlockSize::MatchDirectIo, &[512, 4096], true)]
+#[case::blocks_of_the_kernel(DirectIo::Required, BlockSize::KernelDefault, &[512, 4096], true)]
 fn devices_follow_the_requested_options(
     #[case] direct_io: DirectIo,
-    #[case] block_size: u32,
+    #[case] requested: BlockSize,
+    #[case] block_sizes: &[u32],
     #[case] granted: bool,
 ) {
-    let control = LoopControl::open().unwrap();
-    let directory = directory();
-    let image = image(directory.path(), "image", MIB);
-    let options =
-        AttachOptions::new(Access::ReadWrite).direct_io(direct_io).block_size(BlockSize::Exact(block_size));
-    let status = control.ensure_attached(image.as_fd(), &options).unwrap().status().unwrap();
-    assert_eq!((status.direct_io, status.block_size), (granted, block_size));
-    assert_eq!(control.detach_all(image.as_fd()).unwrap(), Detach::Detached);
+    let TestImage { control, image, .. } = &TestImage::new(MIB);
+    let options = AttachOptions::new(Access::ReadWrite).direct_io(direct_io).block_size(requested);
+    let status = control.ensure_attached(image, &options).unwrap().status().unwrap();
+    assert_eq!(status.direct_io, granted);
+    assert!(block_sizes.contains(&status.block_size), "{status:?}");
 }
 
 #[rstest]
@@ -87,90 +79,63 @@ fn devices_follow_the_requested_options(
 #[case(513)]
 #[case(8192)]
 fn an_invalid_block_size_is_refused(#[case] block_size: u32) {
-    let control = LoopControl::open().unwrap();
-    let directory = directory();
-    let image = image(directory.path(), "image", MIB);
+    let TestImage { control, image, .. } = &TestImage::new(MIB);
     let options = AttachOptions::new(Access::ReadWrite).block_size(BlockSize::Exact(block_size));
-    let error = control.ensure_attached(image.as_fd(), &options).unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::InvalidInput, "{error}");
-    assert!(control.find(image.as_fd()).unwrap().is_empty());
+    assert_fails(control.ensure_attached(image, &options), ErrorKind::InvalidInput);
+    assert!(control.find(image).unwrap().is_empty());
 }
 
 #[test]
 fn attaching_again_returns_the_same_device() {
-    let leaks = Leaks::watch();
-    let control = LoopControl::open().unwrap();
-    let directory = directory();
-    let image = image(directory.path(), "image", MIB);
+    let TestImage { control, image, .. } = &TestImage::new(MIB);
     let options = AttachOptions::new(Access::ReadWrite);
-    let first = control.ensure_attached(image.as_fd(), &options).unwrap().binding().clone();
+    let first = control.ensure_attached(image, &options).unwrap().binding().clone();
     // This control acts as another process or as the process after a restart. Only the kernel's state is
     // shared.
     let restarted = LoopControl::open().unwrap();
-    assert_eq!(restarted.ensure_attached(image.as_fd(), &options).unwrap().binding(), &first);
+    assert_eq!(restarted.ensure_attached(image, &options).unwrap().binding(), &first);
     let other = options.block_size(BlockSize::Exact(4096));
-    let error = restarted.ensure_attached(image.as_fd(), &other).unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::AlreadyExists, "{error}");
-    assert_eq!(restarted.detach_all(image.as_fd()).unwrap(), Detach::Detached);
-    assert_eq!(restarted.detach_all(image.as_fd()).unwrap(), Detach::Detached, "detaching again succeeds");
-    leaks.check();
+    assert_fails(restarted.ensure_attached(image, &other), ErrorKind::AlreadyExists);
+    assert_eq!(restarted.detach_all(image).unwrap(), Detach::Detached);
+    assert_eq!(restarted.detach_all(image).unwrap(), Detach::Detached, "detaching again succeeds");
 }
 
 /// A new file with the old name is not mistaken for the image.
 #[test]
 fn a_renamed_image_is_found() {
-    let control = LoopControl::open().unwrap();
-    let directory = directory();
-    let original = image(directory.path(), "image", MIB);
-    let bound = control
-        .ensure_attached(original.as_fd(), &AttachOptions::new(Access::ReadWrite))
-        .unwrap()
-        .binding()
-        .clone();
+    let TestImage { control, directory, image: original, .. } = &TestImage::new(MIB);
+    let options = AttachOptions::new(Access::ReadWrite);
+    let bound = control.ensure_attached(original, &options).unwrap().binding().clone();
     std::fs::rename(directory.path().join("image"), directory.path().join("moved")).unwrap();
     let impostor = image(directory.path(), "image", MIB);
-    assert!(control.find(impostor.as_fd()).unwrap().is_empty());
-    assert_eq!(control.find(original.as_fd()).unwrap()[0].binding(), &bound);
-    assert_eq!(control.detach_all(original.as_fd()).unwrap(), Detach::Detached);
+    assert!(control.find(&impostor).unwrap().is_empty());
+    assert_eq!(control.find(original).unwrap()[0].binding(), &bound);
 }
 
 /// A writable device of the same file is attached at the same time.
 #[test]
 fn a_read_only_device_refuses_writes() {
-    let leaks = Leaks::watch();
-    let control = LoopControl::open().unwrap();
-    let directory = directory();
-    let image = image(directory.path(), "image", MIB);
-    let writable = control.ensure_attached(image.as_fd(), &AttachOptions::new(Access::ReadWrite)).unwrap();
-    let readable = control.ensure_attached(image.as_fd(), &AttachOptions::new(Access::ReadOnly)).unwrap();
+    let TestImage { control, image, .. } = &TestImage::new(MIB);
+    let writable = control.ensure_attached(image, &AttachOptions::new(Access::ReadWrite)).unwrap();
+    let readable = control.ensure_attached(image, &AttachOptions::new(Access::ReadOnly)).unwrap();
     assert_ne!(writable.index(), readable.index());
     assert!(write_at(&readable.path(), 0, &[1; 512]).is_err());
     write_through(&writable.path(), 0, &[7; 512]);
     assert_eq!(read_at(&readable.path(), 0, 512), [7; 512]);
-    drop((writable, readable));
-    assert_eq!(control.detach_all(image.as_fd()).unwrap(), Detach::Detached);
-    leaks.check();
 }
 
 #[test]
 fn the_capacity_only_follows_growth() {
-    let control = LoopControl::open().unwrap();
-    let directory = directory();
-    let image = image(directory.path(), "image", MIB);
-    let device = control.ensure_attached(image.as_fd(), &AttachOptions::new(Access::ReadWrite)).unwrap();
+    let TestImage { control, image, .. } = &TestImage::new(MIB);
+    let device = control.ensure_attached(image, &AttachOptions::new(Access::ReadWrite)).unwrap();
     image.set_len(4 * MIB).unwrap();
     assert_eq!(device.status().unwrap().size, Bytes(MIB));
-    assert_eq!(device.refresh_capacity(&image).unwrap(), Bytes(4 * MIB));
-    assert_eq!(
-        device.refresh_capacity(&image).unwrap(),
-        Bytes(4 * MIB),
-        "refreshing again returns the same capacity"
-    );
+    for _ in 0..2 {
+        assert_eq!(device.refresh_capacity(image).unwrap(), Bytes(4 * MIB));
+    }
     image.set_len(2 * MIB).unwrap();
-    assert_eq!(device.refresh_capacity(&image).unwrap_err().kind(), ErrorKind::WouldShrink);
+    assert_eq!(device.refresh_capacity(image).unwrap_err().kind(), ErrorKind::WouldShrink);
     assert_eq!(device.status().unwrap().size, Bytes(4 * MIB));
-    drop(device);
-    assert_eq!(control.detach_all(image.as_fd()).unwrap(), Detach::Detached);
 }
 
 #[test]
@@ -179,91 +144,64 @@ fn a_reused_index_is_another_binding() {
     let directory = directory();
     let (first, second) = (image(directory.path(), "first", MIB), image(directory.path(), "second", MIB));
     let options = AttachOptions::new(Access::ReadWrite);
-    let stale = control.ensure_attached(first.as_fd(), &options).unwrap().binding().clone();
-    assert_eq!(control.detach_all(first.as_fd()).unwrap(), Detach::Detached);
+    let stale = control.ensure_attached(&first, &options).unwrap().binding().clone();
+    assert_eq!(control.detach_all(&first).unwrap(), Detach::Detached);
     // The pool reuses no index at once before Linux 6.11, because a process might have the device open.
     let options = options.index(IndexPolicy::Exact(stale.index));
-    let reused = control.ensure_attached(second.as_fd(), &options).unwrap();
-    let error = LoopDevice::open_binding(&stale).unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::NotFound, "{error}");
-    assert_eq!(control.detach_all(first.as_fd()).unwrap(), Detach::Detached);
+    let reused = control.ensure_attached(&second, &options).unwrap();
+    assert_fails(LoopDevice::open_binding(&stale), ErrorKind::NotFound);
+    assert_eq!(control.detach_all(&first).unwrap(), Detach::Detached);
     assert!(reused.status().is_ok(), "detaching the old file took the new device");
     drop(reused);
-    assert_eq!(control.detach_all(second.as_fd()).unwrap(), Detach::Detached);
-}
-
-#[test]
-fn reattaching_creates_another_binding() {
-    let control = LoopControl::open().unwrap();
-    let directory = directory();
-    let image = image(directory.path(), "image", MIB);
-    let options = AttachOptions::new(Access::ReadWrite);
-    let first = control.ensure_attached(image.as_fd(), &options).unwrap().binding().clone();
-    assert_eq!(control.detach_all(image.as_fd()).unwrap(), Detach::Detached);
-    let second = control.ensure_attached(image.as_fd(), &options).unwrap().binding().clone();
-    assert_ne!(first.disk_sequence, second.disk_sequence);
-    assert_eq!(LoopDevice::open_binding(&first).unwrap_err().kind(), ErrorKind::NotFound);
-    assert_eq!(control.detach_all(image.as_fd()).unwrap(), Detach::Detached);
+    assert_eq!(control.detach_all(&second).unwrap(), Detach::Detached);
 }
 
 /// The kernel detaches the device at its last close.
 #[test]
 fn an_open_device_detaches_later() {
-    let control = LoopControl::open().unwrap();
-    let directory = directory();
-    let image = image(directory.path(), "image", MIB);
-    let device = control.ensure_attached(image.as_fd(), &AttachOptions::new(Access::ReadWrite)).unwrap();
+    let TestImage { control, image, .. } = &TestImage::new(MIB);
+    let device = control.ensure_attached(image, &AttachOptions::new(Access::ReadWrite)).unwrap();
     let holder = File::open(device.path()).unwrap();
     let Detach::Deferred(pending) = device.detach().unwrap() else { panic!("the device is open") };
-    assert!(control.find(image.as_fd()).unwrap()[0].status().unwrap().auto_clear);
+    assert!(control.find(image).unwrap()[0].status().unwrap().auto_clear);
     let Detach::Deferred(pending) = pending.wait(Duration::ZERO).unwrap() else {
         panic!("the device is open")
     };
     drop(holder);
     assert_eq!(pending.wait(Duration::from_secs(60)).unwrap(), Detach::Detached);
-    assert!(control.find(image.as_fd()).unwrap().is_empty());
+    assert!(control.find(image).unwrap().is_empty());
 }
 
 /// The kernel does not tell whose request it is: another user may have attached the file until its last close.
 #[test]
 fn attaching_cancels_no_deferred_detach() {
-    let control = LoopControl::open().unwrap();
-    let directory = directory();
-    let image = image(directory.path(), "image", MIB);
+    let TestImage { control, image, .. } = &TestImage::new(MIB);
     let options = AttachOptions::new(Access::ReadWrite);
-    let device = control.ensure_attached(image.as_fd(), &options).unwrap();
+    let device = control.ensure_attached(image, &options).unwrap();
     let binding = device.binding().clone();
     let holder = File::open(device.path()).unwrap();
     drop(device);
-    assert!(matches!(control.detach_all(image.as_fd()).unwrap(), Detach::Deferred(_)));
-    let error = control.ensure_attached(image.as_fd(), &options).unwrap_err();
+    assert!(matches!(control.detach_all(image).unwrap(), Detach::Deferred(_)));
+    let error = control.ensure_attached(image, &options).unwrap_err();
     assert!(error.kind() == ErrorKind::AlreadyExists && error.to_string().contains("cancel"), "{error}");
     LoopDevice::open_binding(&binding).unwrap().cancel_detach().unwrap();
-    let again = control.ensure_attached(image.as_fd(), &options).unwrap();
+    let again = control.ensure_attached(image, &options).unwrap();
     assert_eq!(again.binding(), &binding);
     drop((holder, again));
-    assert_eq!(
-        control.find(image.as_fd()).unwrap()[0].binding(),
-        &binding,
-        "the last close detached the device"
-    );
-    assert_eq!(control.detach_all(image.as_fd()).unwrap(), Detach::Detached);
+    assert_eq!(control.find(image).unwrap()[0].binding(), &binding, "the last close detached the device");
 }
 
 /// Another process expanded the file, and died before it refreshed the device.
 #[test]
 fn an_attached_device_gets_its_size() {
-    let control = LoopControl::open().unwrap();
-    let directory = directory();
-    let image = image(directory.path(), "image", MIB);
+    let TestImage { control, image, .. } = &TestImage::new(MIB);
     let options = AttachOptions::new(Access::ReadWrite);
-    drop(control.attach(image.as_fd(), &options).unwrap());
+    drop(control.attach(image, &options).unwrap());
     image.set_len(2 * MIB).unwrap();
-    let device = control.ensure_attached(image.as_fd(), &options).unwrap();
+    let device = control.ensure_attached(image, &options).unwrap();
     assert_eq!(device.status().unwrap().size.0, 2 * MIB);
     image.set_len(MIB).unwrap();
-    let error = control.ensure_attached(image.as_fd(), &options).unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::WouldShrink, "{error}");
+    assert_fails(control.ensure_attached(image, &options), ErrorKind::WouldShrink);
     assert_eq!(control.detach(device).unwrap(), Detach::Detached);
 }
 
@@ -288,59 +226,46 @@ fn the_callers_lock_and_lease_stay() {
 
 #[test]
 fn path_number_and_index_open_devices() {
-    let control = LoopControl::open().unwrap();
-    let directory = directory();
-    let image = image(directory.path(), "image", MIB);
-    let device = control.ensure_attached(image.as_fd(), &AttachOptions::new(Access::ReadWrite)).unwrap();
+    let TestImage { control, directory, image, .. } = &TestImage::new(MIB);
+    let device = control.ensure_attached(image, &AttachOptions::new(Access::ReadWrite)).unwrap();
     let number = device.device_number().unwrap();
     assert_eq!(LoopDevice::open_path(&device.path()).unwrap().binding(), device.binding());
     assert_eq!(LoopDevice::open_device_number(number).unwrap().binding(), device.binding());
     assert_eq!(LoopDevice::open_index(device.index()).unwrap().binding(), device.binding());
     assert_eq!(LoopDevice::open_path(directory.path()).unwrap_err().kind(), ErrorKind::InvalidInput);
-    drop(device);
-    assert_eq!(control.detach_all(image.as_fd()).unwrap(), Detach::Detached);
 }
 
 #[test]
 fn unavailable_direct_io_leaves_nothing_attached() {
-    let leaks = Leaks::watch();
+    let _leaks = Leaks::watch();
     let control = LoopControl::open().unwrap();
     let scratch = scratch();
     let image = image(scratch.path(), "image", MIB);
     // Whether tmpfs accepts O_DIRECT depends on the kernel; it does from Linux 6.6 on. In both cases
     // attaching returns a device with direct I/O or an error, and `Prefer` always succeeds.
-    match control.ensure_attached(image.as_fd(), &AttachOptions::new(Access::ReadWrite)) {
+    match control.ensure_attached(&image, &AttachOptions::new(Access::ReadWrite)) {
         Ok(device) => assert!(device.status().unwrap().direct_io),
         Err(error) => assert_eq!(error.kind(), ErrorKind::NotHonoured, "{error}"),
     }
-    assert_eq!(control.detach_all(image.as_fd()).unwrap(), Detach::Detached);
+    assert_eq!(control.detach_all(&image).unwrap(), Detach::Detached);
     let preferred = AttachOptions::new(Access::ReadWrite).direct_io(DirectIo::Preferred);
-    drop(control.ensure_attached(image.as_fd(), &preferred).unwrap());
-    assert_eq!(control.detach_all(image.as_fd()).unwrap(), Detach::Detached);
-    leaks.check();
+    drop(control.ensure_attached(&image, &preferred).unwrap());
+    assert_eq!(control.detach_all(&image).unwrap(), Detach::Detached);
 }
 
 #[test]
 fn concurrent_attachments_share_one_device() {
-    let controls = [LoopControl::open().unwrap(), LoopControl::open().unwrap()];
-    let directory = directory();
-    let image = image(directory.path(), "image", MIB);
+    let TestImage { control, image, .. } = &TestImage::new(MIB);
     for _ in 0..20 {
         let start = Barrier::new(2);
-        let bindings: Vec<_> = std::thread::scope(|scope| {
-            let attach = |control| {
-                let (image, start) = (&image, &start);
-                scope.spawn(move || {
-                    start.wait();
-                    let options = AttachOptions::new(Access::ReadWrite);
-                    LoopControl::ensure_attached(control, image.as_fd(), &options).unwrap().binding().clone()
-                })
-            };
-            let workers: Vec<_> = controls.iter().map(attach).collect();
-            workers.into_iter().map(|worker| worker.join().unwrap()).collect()
+        // Each thread acts as another process.
+        let bindings = concurrently(2, || {
+            let own = LoopControl::open().unwrap();
+            start.wait();
+            own.ensure_attached(image, &AttachOptions::new(Access::ReadWrite)).unwrap().binding().clone()
         });
         assert_eq!(bindings[0], bindings[1]);
-        assert_eq!(controls[0].detach_all(image.as_fd()).unwrap(), Detach::Detached);
+        assert_eq!(control.detach_all(image).unwrap(), Detach::Detached);
     }
 }
 
@@ -350,10 +275,10 @@ fn idle_devices_are_removed_on_request() {
     let directory = directory();
     let images: Vec<_> = (0..6).map(|n| image(directory.path(), &format!("image-{n}"), MIB)).collect();
     for image in &images {
-        drop(control.ensure_attached(image.as_fd(), &AttachOptions::new(Access::ReadWrite)).unwrap());
+        drop(control.ensure_attached(image, &AttachOptions::new(Access::ReadWrite)).unwrap());
     }
     for image in &images {
-        assert_eq!(control.detach_all(image.as_fd()).unwrap(), Detach::Detached);
+        assert_eq!(control.detach_all(image).unwrap(), Detach::Detached);
     }
     let idle = control.idle();
     assert!(idle >= images.len());
@@ -364,101 +289,64 @@ fn idle_devices_are_removed_on_request() {
 
 #[test]
 fn attaching_another_part_conflicts() {
-    let control = LoopControl::open().unwrap();
-    let directory = directory();
-    let image = image(directory.path(), "image", 4 * MIB);
+    let TestImage { control, directory, image, .. } = &TestImage::new(4 * MIB);
     let part =
         AttachOptions::new(Access::ReadWrite).offset(MIB).size_limit(NonZeroU64::new(2 * MIB).unwrap());
-    let device = control.attach(image.as_fd(), &part).unwrap();
+    let device = control.attach(image, &part).unwrap();
     assert_eq!(device.status().unwrap().size, Bytes(2 * MIB));
     write_through(&device.path(), 0, &[9; 512]);
     assert_eq!(read_at(&directory.path().join("image"), MIB, 512), [9; 512]);
     let whole = AttachOptions::new(Access::ReadWrite);
-    assert_eq!(control.ensure_attached(image.as_fd(), &whole).unwrap_err().kind(), ErrorKind::AlreadyExists);
-    assert_eq!(control.attach(image.as_fd(), &part).unwrap_err().kind(), ErrorKind::AlreadyExists);
+    assert_eq!(control.ensure_attached(image, &whole).unwrap_err().kind(), ErrorKind::AlreadyExists);
+    assert_eq!(control.attach(image, &part).unwrap_err().kind(), ErrorKind::AlreadyExists);
     drop(device);
-    assert_eq!(control.detach_all(image.as_fd()).unwrap(), Detach::Detached);
+    assert_eq!(control.detach_all(image).unwrap(), Detach::Detached);
 
     let unaligned = AttachOptions::new(Access::ReadWrite).offset(100);
-    assert_eq!(control.attach(image.as_fd(), &unaligned).unwrap_err().kind(), ErrorKind::InvalidInput);
+    assert_eq!(control.attach(image, &unaligned).unwrap_err().kind(), ErrorKind::InvalidInput);
     let beyond = AttachOptions::new(Access::ReadWrite).offset(8 * MIB);
-    assert_eq!(control.attach(image.as_fd(), &beyond).unwrap_err().kind(), ErrorKind::InvalidInput);
-    assert!(control.find(image.as_fd()).unwrap().is_empty());
+    assert_eq!(control.attach(image, &beyond).unwrap_err().kind(), ErrorKind::InvalidInput);
+    assert!(control.find(image).unwrap().is_empty());
 }
 
 #[test]
-fn a_stored_binding_can_be_opened() {
-    let control = LoopControl::open().unwrap();
-    let directory = directory();
-    let image = image(directory.path(), "image", MIB);
-    let stored =
-        control.attach(image.as_fd(), &AttachOptions::new(Access::ReadWrite)).unwrap().binding().to_string();
+fn a_stored_binding_is_one_attachment() {
+    let TestImage { control, image, .. } = &TestImage::new(MIB);
+    let options = AttachOptions::new(Access::ReadWrite);
+    let stored = control.attach(image, &options).unwrap().binding().to_string();
     let binding: Binding = stored.parse().unwrap();
     assert!(binding.disk_sequence.is_some(), "Linux 5.15 has BLKGETDISKSEQ");
     assert_eq!(LoopDevice::open_binding(&binding).unwrap().binding(), &binding);
-    assert_eq!(control.detach_all(image.as_fd()).unwrap(), Detach::Detached);
+    assert_eq!(control.detach_all(image).unwrap(), Detach::Detached);
+    assert_eq!(LoopDevice::open_binding(&binding).unwrap_err().kind(), ErrorKind::NotFound);
+    let again = control.attach(image, &options).unwrap();
+    assert_ne!(again.binding().disk_sequence, binding.disk_sequence);
     assert_eq!(LoopDevice::open_binding(&binding).unwrap_err().kind(), ErrorKind::NotFound);
 }
 
 #[test]
-fn an_unused_autoclear_device_is_detached() {
-    let leaks = Leaks::watch();
-    let control = LoopControl::open().unwrap();
-    let directory = directory();
-    let image = image(directory.path(), "image", MIB);
-    let options = AttachOptions::new(Access::ReadWrite).lifetime(Lifetime::AutoClear).label("loopfs: a test");
-    let device = control.attach(image.as_fd(), &options).unwrap();
-    let status = device.status().unwrap();
-    assert!(status.auto_clear);
-    assert_eq!(status.label, "loopfs: a test");
-    drop(device);
-    assert!(control.find(image.as_fd()).unwrap().is_empty());
-    leaks.check();
-}
-
-#[test]
 fn a_requested_index_is_used() {
-    let control = LoopControl::open().unwrap();
-    let directory = directory();
-    let image = image(directory.path(), "image", MIB);
+    let TestImage { control, directory, image, .. } = &TestImage::new(MIB);
     let exact = AttachOptions::new(Access::ReadWrite).index(IndexPolicy::Exact(40_000));
-    let device = control.attach(image.as_fd(), &exact).unwrap();
+    let device = control.attach(image, &exact).unwrap();
     assert_eq!(device.index(), 40_000);
     let other = self::image(directory.path(), "other", MIB);
-    assert_eq!(control.attach(other.as_fd(), &exact).unwrap_err().kind(), ErrorKind::Busy);
+    assert_eq!(control.attach(&other, &exact).unwrap_err().kind(), ErrorKind::Busy);
     drop(device);
-    assert_eq!(control.detach_all(image.as_fd()).unwrap(), Detach::Detached);
+    assert_eq!(control.detach_all(image).unwrap(), Detach::Detached);
     let any = AttachOptions::new(Access::ReadWrite).index(IndexPolicy::Any);
-    assert!(
-        control.attach(image.as_fd(), &any).unwrap().index() < 65536,
-        "as low as other programs' devices"
-    );
-    assert_eq!(control.detach_all(image.as_fd()).unwrap(), Detach::Detached);
-}
-
-#[test]
-fn the_block_size_follows_the_file() {
-    let control = LoopControl::open().unwrap();
-    let directory = directory();
-    let image = image(directory.path(), "image", MIB);
-    for policy in [BlockSize::MatchDirectIo, BlockSize::KernelDefault] {
-        let options = AttachOptions::new(Access::ReadWrite).block_size(policy);
-        let status = control.attach(image.as_fd(), &options).unwrap().status().unwrap();
-        assert!([512, 4096].contains(&status.block_size), "{status:?}");
-        assert!(status.direct_io);
-        assert_eq!(control.detach_all(image.as_fd()).unwrap(), Detach::Detached);
-    }
+    assert!(control.attach(image, &any).unwrap().index() < 65536, "as low as other programs' devices");
 }
 
 /// A bind mount of the node does not have the device open. The mount must not show the file that is attached next.
 #[test]
 fn a_mounted_node_shows_one_file() {
-    let leaks = Leaks::watch();
+    let _leaks = Leaks::watch();
     let control = LoopControl::open().unwrap();
     let directory = directory();
     let [alice, bob] = ["alice", "bob"].map(|name| image(directory.path(), name, MIB));
     let options = AttachOptions::new(Access::ReadWrite);
-    let device = control.attach(alice.as_fd(), &options).unwrap();
+    let device = control.attach(&alice, &options).unwrap();
     let index = device.index();
     let target = directory.path().join("target");
     File::create(&target).unwrap();
@@ -466,13 +354,12 @@ fn a_mounted_node_shows_one_file() {
     bind_mount(&node, &target, MountFlags::default()).unwrap();
     assert_eq!(control.detach(device).unwrap(), Detach::Detached);
 
-    let next = control.attach(bob.as_fd(), &options).unwrap();
+    let next = control.attach(&bob, &options).unwrap();
     write_at(&next.path(), 0, &[1; 512]).unwrap();
     assert_ne!(next.index(), index);
     assert!(fs::read(&target).unwrap_or_default().is_empty());
     assert!(unmount(&target).unwrap());
     assert_eq!(control.detach(next).unwrap(), Detach::Detached);
-    leaks.check();
 }
 
 /// At the same time, another program takes the lowest free devices.
@@ -480,7 +367,7 @@ fn a_mounted_node_shows_one_file() {
 fn thirty_two_threads_attach_distinct_devices() {
     const THREADS: usize = 32;
     const ROUNDS: usize = 10;
-    let leaks = Leaks::watch();
+    let _leaks = Leaks::watch();
     let control = LoopControl::open().unwrap();
     let directory = directory();
     let foreign = image(directory.path(), "foreign", MIB);
@@ -492,20 +379,14 @@ fn thirty_two_threads_attach_distinct_devices() {
             let others = LoopControl::with_pool(PoolOptions { range: 0..1, keep_idle: 0 }).unwrap();
             start.wait();
             for round in 0..THREADS * ROUNDS / 4 {
-                let device = others.attach(foreign.as_fd(), &any).unwrap();
+                let device = others.attach(&foreign, &any).unwrap();
                 write_at(&device.path(), 0, &[round as u8; 512]).unwrap();
-                assert_eq!(
-                    read_at(&device.path(), 0, 512),
-                    [round as u8; 512],
-                    "another thread or program used the device"
-                );
+                // No other thread or program has used or detached the device.
+                assert_eq!(read_at(&device.path(), 0, 512), [round as u8; 512]);
                 let binding = device.binding().clone();
                 drop(device);
-                assert!(
-                    LoopDevice::open_binding(&binding).is_ok(),
-                    "another thread or program detached the device"
-                );
-                if let Detach::Deferred(pending) = others.detach_all(foreign.as_fd()).unwrap() {
+                LoopDevice::open_binding(&binding).unwrap();
+                if let Detach::Deferred(pending) = others.detach_all(&foreign).unwrap() {
                     assert_eq!(pending.wait(Duration::from_secs(60)).unwrap(), Detach::Detached);
                 }
             }
@@ -516,12 +397,11 @@ fn thirty_two_threads_attach_distinct_devices() {
                 let image = image(directory, &format!("image-{thread}"), MIB);
                 start.wait();
                 for round in 0..ROUNDS {
-                    let device = control
-                        .ensure_attached(image.as_fd(), &AttachOptions::new(Access::ReadWrite))
-                        .unwrap();
+                    let device =
+                        control.ensure_attached(&image, &AttachOptions::new(Access::ReadWrite)).unwrap();
                     write_at(&device.path(), 0, &[(thread + round) as u8; 512]).unwrap();
                     drop(device);
-                    if let Detach::Deferred(pending) = control.detach_all(image.as_fd()).unwrap() {
+                    if let Detach::Deferred(pending) = control.detach_all(&image).unwrap() {
                         assert_eq!(pending.wait(Duration::from_secs(60)).unwrap(), Detach::Detached);
                     }
                     let content = read_at(&directory.join(format!("image-{thread}")), 0, 512);
@@ -530,5 +410,4 @@ fn thirty_two_threads_attach_distinct_devices() {
             });
         }
     });
-    leaks.check();
 }

@@ -3,15 +3,16 @@
 
 use std::ffi::CStr;
 use std::fs::File;
-use std::os::fd::AsFd;
 use std::process::Command;
 
 use loopfs::ErrorKind;
 use loopfs::loop_device::{Access, AttachOptions, Detach, IndexPolicy, LoopControl, PoolOptions};
 use nix::errno::Errno;
-use nix::kmod::{DeleteModuleFlags, ModuleInitFlags, delete_module, finit_module};
+use nix::kmod::{ModuleInitFlags, finit_module};
 
-use crate::environment::{Leaks, directory, image};
+use crate::environment::{Leaks, MIB, directory, image};
+use crate::fixtures::assert_refused;
+use crate::module::unload_loop_module;
 
 /// The path of the module on the test machine.
 const MODULE: &str = "/modules/loop.ko";
@@ -36,9 +37,7 @@ impl Drop for Reloaded {
 }
 
 fn reload(parameters: &CStr) {
-    // This removes many devices concurrently. The module would remove them one after the other.
-    LoopControl::open().unwrap().remove_idle(0);
-    delete_module(c"loop", DeleteModuleFlags::O_NONBLOCK).expect("unload the loop module");
+    unload_loop_module();
     finit_module(File::open(MODULE).unwrap(), parameters, ModuleInitFlags::empty()).expect("load it again");
 }
 
@@ -50,18 +49,13 @@ fn the_default_range_fits_fifteen_partitions() {
         let _module = Reloaded::with(c"max_part=15");
         assert_eq!(PoolOptions::default().range, 0x8000..0x1_0000);
         let directory = directory();
-        let image = image(directory.path(), "image", 1 << 20);
+        let image = image(directory.path(), "image", MIB);
         let control = LoopControl::open().unwrap();
         let beyond = AttachOptions::new(Access::ReadWrite).index(IndexPolicy::Exact(0x1_0000));
-        let error = control.attach(image.as_fd(), &beyond).unwrap_err();
-        assert_eq!(
-            (error.kind(), error.errno()),
-            (ErrorKind::InvalidInput, Some(Errno::EINVAL as i32)),
-            "{error}"
-        );
+        assert_refused(control.attach(&image, &beyond), ErrorKind::InvalidInput, Some(Errno::EINVAL));
         let last = AttachOptions::new(Access::ReadWrite).index(IndexPolicy::Exact(0xffff));
-        drop(control.attach(image.as_fd(), &last).unwrap());
-        assert_eq!(control.detach_all(image.as_fd()).unwrap(), Detach::Detached);
+        drop(control.attach(&image, &last).unwrap());
+        assert_eq!(control.detach_all(&image).unwrap(), Detach::Detached);
         drop((control, image));
 
         // When the kernel attaches a device, it looks for partitions and so reads the beginning of a read-only device
@@ -83,9 +77,9 @@ fn the_default_range_fits_maximum_partitions() {
     {
         let _module = Reloaded::with(c"max_part=255");
         let directory = directory();
-        let image = image(directory.path(), "image", 1 << 20);
+        let image = image(directory.path(), "image", MIB);
         let control = LoopControl::open().unwrap();
-        let device = control.attach(image.as_fd(), &AttachOptions::new(Access::ReadWrite)).unwrap();
+        let device = control.attach(&image, &AttachOptions::new(Access::ReadWrite)).unwrap();
         assert_eq!(device.index(), 0x800);
         assert_eq!(device.detach().unwrap(), Detach::Detached);
     }

@@ -1,6 +1,5 @@
 //! Tests on a kernel that has not loaded the loop module yet.
 
-use std::os::fd::AsFd;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -40,7 +39,7 @@ fn opening_loop_control_loads_the_module() {
     loops.verify().unwrap();
     let directory = directory();
     let image = image(directory.path(), "image", 1 << 20);
-    let device = loops.attach(image.as_fd(), &AttachOptions::new(Access::ReadWrite)).unwrap();
+    let device = loops.attach(&image, &AttachOptions::new(Access::ReadWrite)).unwrap();
     loops.detach(device).unwrap();
     let left: Vec<_> = std::fs::read_dir("/dev")
         .unwrap()

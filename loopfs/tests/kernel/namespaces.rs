@@ -11,6 +11,9 @@ use nix::mount::{MsFlags, mount};
 use nix::sched::{CloneFlags, unshare};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use nix::sys::stat::{Mode, SFlag, mknod};
+use nix::unistd::{Uid, setfsuid};
+
+use crate::environment::this_test_again;
 
 /// A user without capabilities.
 pub(crate) const NOBODY: u32 = 65534;
@@ -28,6 +31,17 @@ pub(crate) fn in_namespace<T: Send>(work: impl FnOnce() -> T + Send) -> T {
         work()
     };
     std::thread::scope(|scope| scope.spawn(apart).join().unwrap())
+}
+
+/// Runs `act` as a user without capabilities over files and without CAP_MKNOD, in a thread of its own, because Linux keeps
+/// credentials per thread.
+#[allow(dead_code, reason = "the tests of the tool do not use it")]
+pub(crate) fn as_user<T: Send>(uid: u32, act: impl FnOnce() -> T + Send) -> T {
+    let as_other = || {
+        setfsuid(Uid::from_raw(uid));
+        act()
+    };
+    std::thread::scope(|scope| scope.spawn(as_other).join().unwrap())
 }
 
 /// Runs `work` while a tmpfs covers `/dev` that has copies of the nodes whose names `copied` accepts, in a mount namespace that
@@ -81,23 +95,21 @@ pub(crate) fn no_loop_nodes(name: &OsStr) -> bool {
     ["null", "zero", "full", "random", "urandom", "tty"].map(OsStr::new).contains(&name)
 }
 
-/// Starts the current test again as a process with one thread and as the only process of an unprivileged user. Only
-/// such a process may enter a user namespace. Waits until it has mapped its ids.
-pub(crate) fn start_in_user_namespace(target: &Path) -> (Child, BufReader<impl Read + use<>>) {
-    let test = std::thread::current().name().expect("libtest names the thread after its test").to_owned();
+/// Starts the current test again, with a path in a variable, as a process with one thread and as the only process of a user
+/// without capabilities. Only such a process may enter a user namespace.
+pub(crate) fn alone_as_nobody<T>(variable: &str, path: &Path, start: impl FnOnce(&mut Command) -> T) -> T {
     // If the user may have only one process, libtest cannot start a thread for the test and runs it in its only thread.
     let (soft, hard) = getrlimit(Resource::RLIMIT_NPROC).unwrap();
     setrlimit(Resource::RLIMIT_NPROC, 1, hard).unwrap();
-    let child = Command::new(std::env::current_exe().unwrap())
-        .args([&test, "--exact", "--test-threads=1", "--nocapture"])
-        .env(TARGET, target)
-        .uid(NOBODY)
-        .gid(NOBODY)
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .spawn();
+    let mut command = this_test_again(variable, path);
+    let started = start(command.arg("--test-threads=1").uid(NOBODY).gid(NOBODY));
     setrlimit(Resource::RLIMIT_NPROC, soft, hard).unwrap();
-    let mut child = child.unwrap();
+    started
+}
+
+/// Starts the current test again in such a process, and waits until that has mapped its ids.
+pub(crate) fn start_in_user_namespace(target: &Path) -> (Child, BufReader<impl Read + use<>>) {
+    let mut child = alone_as_nobody(TARGET, target, |command| command.stdin(Stdio::piped()).spawn()).unwrap();
     let mut output = BufReader::new(child.stdout.take().unwrap());
     let mut line = String::new();
     while !line.trim_end().ends_with(MAPPED) {

@@ -10,13 +10,11 @@ use loopfs::loop_device::{
 };
 use loopfs::volume_store::{VolumeKind, VolumeSpec};
 use loopfs::{Bytes, ErrorKind, test_support};
-use nix::fcntl::{FcntlArg, Flock, FlockArg, OFlag, fcntl};
+use nix::fcntl::{Flock, FlockArg};
 use nix::mount::{MsFlags, mount, umount};
 
-use crate::environment::{Leaks, directory, id, image, store};
-use crate::store::remove;
-
-const MIB: u64 = 1 << 20;
+use crate::environment::{Leaks, MIB, directory, id, image};
+use crate::fixtures::{TestImage, TestStore, assert_fails};
 
 fn detach(index: u32) {
     assert_eq!(LoopDevice::open_index(index).unwrap().detach().unwrap(), Detach::Detached);
@@ -26,33 +24,25 @@ fn detach(index: u32) {
 /// another program.
 #[test]
 fn a_losetup_device_prevents_writable_ones() {
-    let leaks = Leaks::watch();
-    let (store, id) = (store(), id("tenant"));
+    let (store, id) = (TestStore::open(), id("tenant"));
     let volume = store.create(&id, &VolumeSpec::new(VolumeKind::Block, Bytes(MIB))).unwrap();
     let theirs =
         test_support::bind_as_another_program(volume.open_image(Access::ReadWrite).unwrap()).unwrap();
     let control = LoopControl::open().unwrap();
     let image = volume.open_image(Access::ReadOnly).unwrap();
     let options = AttachOptions::new(Access::ReadWrite);
-    let error = control.attach(image.as_fd(), &options).unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::AlreadyExists, "{error}");
+    let error = assert_fails(control.attach(&image, &options), ErrorKind::AlreadyExists);
     assert!(error.to_string().contains(&format!("/dev/loop{theirs}")), "{error}");
     // The device of losetup uses the page cache, which is not the requested direct I/O.
-    assert_eq!(
-        control.ensure_attached(image.as_fd(), &options).unwrap_err().kind(),
-        ErrorKind::AlreadyExists
-    );
-    assert_eq!(control.find(image.as_fd()).unwrap()[0].index(), theirs);
+    assert_eq!(control.ensure_attached(&image, &options).unwrap_err().kind(), ErrorKind::AlreadyExists);
+    assert_eq!(control.find(&image).unwrap()[0].index(), theirs);
     // The check also works if a read-only device of the library is attached.
-    let read_only = control.attach(image.as_fd(), &AttachOptions::new(Access::ReadOnly)).unwrap();
-    assert_eq!(control.attach(image.as_fd(), &options).unwrap_err().kind(), ErrorKind::AlreadyExists);
+    let read_only = control.attach(&image, &AttachOptions::new(Access::ReadOnly)).unwrap();
+    assert_eq!(control.attach(&image, &options).unwrap_err().kind(), ErrorKind::AlreadyExists);
     drop(read_only);
-    assert_eq!(
-        control.detach_all(image.as_fd()).unwrap(),
-        Detach::Detached,
-        "the device of the other program is detached as well"
-    );
-    assert!(control.find(image.as_fd()).unwrap().is_empty());
+    // The device of the other program is detached as well.
+    assert_eq!(control.detach_all(&image).unwrap(), Detach::Detached);
+    assert!(control.find(&image).unwrap().is_empty());
 
     // A descriptor that is open for writing but belongs to no device does not prevent attaching.
     let writer = volume.open_image(Access::ReadWrite).unwrap();
@@ -60,33 +50,13 @@ fn a_losetup_device_prevents_writable_ones() {
         drop(control.attach(image, &options).unwrap());
         assert_eq!(control.detach_all(image).unwrap(), Detach::Detached);
     }
-    drop((image, writer, volume));
-    remove(&store, &id);
-    leaks.check();
-}
-
-#[test]
-fn a_repeated_attachment_keeps_its_access() {
-    let leaks = Leaks::watch();
-    let directory = directory();
-    let image = image(directory.path(), "image", MIB);
-    let control = LoopControl::open().unwrap();
-    for (access, expected) in [(Access::ReadWrite, OFlag::O_RDWR), (Access::ReadOnly, OFlag::O_RDONLY)] {
-        for _ in 0..2 {
-            let device = control.ensure_attached(image.as_fd(), &AttachOptions::new(access)).unwrap();
-            let flags = OFlag::from_bits_truncate(fcntl(&device, FcntlArg::F_GETFL).unwrap());
-            assert_eq!(flags & OFlag::O_ACCMODE, expected);
-        }
-    }
-    assert_eq!(control.detach_all(image.as_fd()).unwrap(), Detach::Detached);
-    leaks.check();
 }
 
 /// While a program has a device open exclusively, `LOOP_CTL_GET_FREE` returns that device again and again.
 /// The library retries with pauses, in which another program gets the lock of the loop control.
 #[test]
 fn retries_do_not_block_other_programs() {
-    let leaks = Leaks::watch();
+    let _leaks = Leaks::watch();
     let directory = directory();
     let (image, foreign) = (image(directory.path(), "image", MIB), image(directory.path(), "foreign", MIB));
     let control = LoopControl::open().unwrap();
@@ -96,7 +66,7 @@ fn retries_do_not_block_other_programs() {
     let holder = File::options().read(true).custom_flags(libc::O_EXCL).open(path).unwrap();
     let any = AttachOptions::new(Access::ReadWrite).index(IndexPolicy::Any).deadline(Duration::from_secs(60));
     std::thread::scope(|scope| {
-        let attach = scope.spawn(|| control.attach(image.as_fd(), &any));
+        let attach = scope.spawn(|| control.attach(&image, &any));
         // systemd takes a free device in the same way. Only afterwards can the device be bound.
         let loops = File::options().read(true).write(true).open("/dev/loop-control").unwrap();
         let turn = Flock::lock(loops, FlockArg::LockExclusive).map_err(|(_, errno)| errno).unwrap();
@@ -104,30 +74,27 @@ fn retries_do_not_block_other_programs() {
         drop(turn);
         assert_eq!(attach.join().unwrap().unwrap().index(), index);
     });
-    assert_eq!(control.detach_all(image.as_fd()).unwrap(), Detach::Detached);
-    leaks.check();
+    assert_eq!(control.detach_all(&image).unwrap(), Detach::Detached);
 }
 
 /// The node has the number of another device, and the library must not bind that one.
 #[test]
 fn a_wrong_device_node_is_refused() {
-    let leaks = Leaks::watch();
-    let directory = directory();
-    let [image, other] = ["image", "other"].map(|name| image(directory.path(), name, MIB));
-    let control = LoopControl::open().unwrap();
+    let TestImage { control, directory, image, .. } = &TestImage::new(MIB);
+    let other = crate::environment::image(directory.path(), "other", MIB);
     let exact = |index| AttachOptions::new(Access::ReadWrite).index(IndexPolicy::Exact(index));
     // Creates both devices and leaves them idle.
     for index in [50_000, 50_001] {
-        let device = control.attach(image.as_fd(), &exact(index)).unwrap();
+        let device = control.attach(image, &exact(index)).unwrap();
         assert_eq!(device.detach().unwrap(), Detach::Detached);
     }
     let nothing = None::<&str>;
     mount(Some("/dev/loop50001"), "/dev/loop50000", nothing, MsFlags::MS_BIND, nothing).unwrap();
-    let attached = control.attach(image.as_fd(), &exact(50_000)).map(drop);
+    let attached = control.attach(image, &exact(50_000)).map(drop);
     let bound = LoopDevice::open_index(50_001).map(drop);
     let opened = unmanaged::Device::open_index(50_000, Access::ReadWrite).map(drop);
     // With a file at the device of the node, the status names that device.
-    let other = control.attach(other.as_fd(), &exact(50_001));
+    let other = control.attach(&other, &exact(50_001));
     let status = LoopDevice::open_index(50_000).map(drop);
     umount("/dev/loop50000").unwrap();
     for (result, cause) in [
@@ -138,22 +105,21 @@ fn a_wrong_device_node_is_refused() {
         let error = result.unwrap_err().to_string();
         assert!(error.contains(&format!("/dev/loop50000: {cause}")), "{error}");
     }
-    assert!(control.find(image.as_fd()).unwrap().is_empty());
+    assert!(control.find(image).unwrap().is_empty());
     assert_eq!(bound.unwrap_err().kind(), ErrorKind::NotFound);
     assert_eq!(control.detach(other.unwrap()).unwrap(), Detach::Detached);
-    leaks.check();
 }
 
 #[test]
 fn a_wrong_node_selects_another_device() {
-    let leaks = Leaks::watch();
+    let _leaks = Leaks::watch();
     let directory = directory();
     let [image, other] = ["image", "other"].map(|name| image(directory.path(), name, MIB));
     let control = LoopControl::with_pool(PoolOptions { range: 50_010..50_012, keep_idle: 2 }).unwrap();
     let options = AttachOptions::new(Access::ReadWrite);
     // Creates both devices and leaves them idle.
-    let first = control.attach(image.as_fd(), &options).unwrap();
-    let second = control.attach(other.as_fd(), &options).unwrap();
+    let first = control.attach(&image, &options).unwrap();
+    let second = control.attach(&other, &options).unwrap();
     let (stale, good) = (first.index().min(second.index()), first.index().max(second.index()));
     for device in [first, second] {
         assert_eq!(control.detach(device).unwrap(), Detach::Detached);
@@ -163,7 +129,7 @@ fn a_wrong_node_selects_another_device() {
     let (nothing, node) = (None::<&str>, format!("/dev/loop{stale}"));
     mount(Some("/dev/loop50012"), node.as_str(), nothing, MsFlags::MS_BIND, nothing).unwrap();
     let indices = [(); 2].map(|()| {
-        let device = control.attach(image.as_fd(), &options)?;
+        let device = control.attach(&image, &options)?;
         let index = device.index();
         assert_eq!(control.detach(device)?, Detach::Detached);
         Ok::<_, loopfs::Error>(index)
@@ -174,22 +140,21 @@ fn a_wrong_node_selects_another_device() {
     for index in indices {
         assert!(index.unwrap() == good || !still_mounted);
     }
-    leaks.check();
 }
 
 /// A tenant can have the kubelet mount a file of any name as a subPath of its volume.
 /// The file has the name of a device node, and the pool still uses that index.
 #[test]
 fn a_mounted_files_name_is_ignored() {
-    let leaks = Leaks::watch();
+    let _leaks = Leaks::watch();
     let directory = directory();
     let control = LoopControl::with_pool(PoolOptions { range: 50_020..50_021, keep_idle: 1 }).unwrap();
-    let [image, target] = ["image", "target"].map(|name| image(directory.path(), name, MIB));
+    let [image, _target] = ["image", "target"].map(|name| image(directory.path(), name, MIB));
     let (nothing, named) = (None::<&str>, tempfile::tempdir_in("/run").unwrap());
     let (file, target_path) = (named.path().join("loop50020"), directory.path().join("target"));
     File::create_new(&file).unwrap();
     mount(Some(&file), &target_path, nothing, MsFlags::MS_BIND, nothing).unwrap();
-    let attached = control.attach(image.as_fd(), &AttachOptions::new(Access::ReadWrite));
+    let attached = control.attach(&image, &AttachOptions::new(Access::ReadWrite));
     let index = attached.map(|device| {
         let index = device.index();
         control.detach(device).map(|_| index)
@@ -197,26 +162,4 @@ fn a_mounted_files_name_is_ignored() {
     umount(&target_path).unwrap();
     assert_eq!(index.unwrap().unwrap(), 50_020);
     control.remove_idle(0);
-    drop(target);
-    leaks.check();
-}
-
-/// Before Linux 6.9 `LOOP_SET_STATUS64` enables discards again.
-#[test]
-fn cancelling_a_detach_leaves_discards_disabled() {
-    use loopfs::loop_device::Discard;
-    let leaks = Leaks::watch();
-    let directory = directory();
-    let image = image(directory.path(), "image", MIB);
-    let control = LoopControl::open().unwrap();
-    let masked = AttachOptions::new(Access::ReadWrite).discard(Discard::Disabled);
-    let device = control.attach(image.as_fd(), &masked).unwrap();
-    let user = LoopDevice::open_index(device.index()).unwrap();
-    let Detach::Deferred(pending) = device.detach().unwrap() else { panic!("the device is open") };
-    assert_eq!(pending.cancel().unwrap()[0].discard().unwrap(), Discard::Disabled);
-    let writable = File::options().write(true).open(user.path()).unwrap();
-    assert_eq!(test_support::discard(&writable, 0, MIB).unwrap_err().raw_os_error(), Some(libc::EOPNOTSUPP));
-    drop((user, writable));
-    assert_eq!(control.detach_all(image.as_fd()).unwrap(), Detach::Detached);
-    leaks.check();
 }

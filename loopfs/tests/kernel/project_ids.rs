@@ -4,27 +4,24 @@ use std::collections::HashSet;
 use std::fs::File;
 use std::io::{BufRead, BufReader, Read};
 use std::ops::RangeInclusive;
-use std::os::fd::AsFd;
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 
-use loopfs::project_quota::{Limit, Limits, ProjectId, ProjectIds, Release, assign_project, project_of};
+use loopfs::project_quota::{
+    Limit, Limits, ProjectId, ProjectIds, Reclaimed, Release, assign_project, project_of,
+};
 use loopfs::volume_store::{StoreOptions, VolumeKind, VolumeSpec, VolumeStore};
 use loopfs::{Bytes, ErrorKind, Inodes};
 
 use crate::environment::{
-    Leaks, directory, id, quota, scratch, store, this_test_again, xfs, xfs_without_quota,
+    Leaks, MIB, directory, id, project, quota, scratch, store, this_test_again, xfs, xfs_without_quota,
 };
+use crate::fixtures::{TestStore, assert_fails};
 
-const MIB: u64 = 1 << 20;
 const SOME: Limits = Limits::hard(Bytes(MIB), Inodes(64));
 /// Set in a child process; the value is the path of the lock file.
 const CHILD: &str = "LOOPFS_TEST_LOCK";
-
-fn project(id: u32) -> ProjectId {
-    ProjectId::new(id).unwrap()
-}
 
 fn range(first: u32, count: u32) -> RangeInclusive<ProjectId> {
     project(first)..=project(first + count - 1)
@@ -37,7 +34,7 @@ fn all(range: &RangeInclusive<ProjectId>) -> HashSet<ProjectId> {
 /// Opens the ids as another process does. The instances share only the lock file.
 fn open(lock: &Path, range: RangeInclusive<ProjectId>) -> ProjectIds {
     let lock = File::options().read(true).write(true).create(true).truncate(false).open(lock).unwrap();
-    ProjectIds::new(File::open(xfs()).unwrap().as_fd(), lock.as_fd(), range).unwrap()
+    ProjectIds::new(File::open(xfs()).unwrap(), &lock, range).unwrap()
 }
 
 fn used(range: RangeInclusive<ProjectId>) -> HashSet<ProjectId> {
@@ -46,13 +43,12 @@ fn used(range: RangeInclusive<ProjectId>) -> HashSet<ProjectId> {
 
 #[test]
 fn an_exhausted_range_is_an_error() {
-    let leaks = Leaks::watch();
+    let _leaks = Leaks::watch();
     let (scratch, range) = (scratch(), range(6_000_001, 8));
     let ids = open(&scratch.path().join("lock"), range.clone());
     let taken: HashSet<_> = (0..8).map(|_| ids.reserve(SOME).unwrap()).collect();
     assert_eq!(taken, all(&range));
-    let error = ids.reserve(SOME).unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::NoSpace);
+    let error = assert_fails(ids.reserve(SOME), ErrorKind::NoSpace);
     for end in [range.start(), range.end()] {
         assert!(error.to_string().contains(&end.to_string()), "{error}");
     }
@@ -62,7 +58,6 @@ fn an_exhausted_range_is_an_error() {
         assert_eq!(ids.release(id).unwrap(), Release::Freed);
         assert_eq!(ids.release(id).unwrap(), Release::Freed, "releasing again succeeds");
     }
-    leaks.check();
 }
 
 #[test]
@@ -83,7 +78,7 @@ fn processes_and_threads_share_no_id() {
         });
         return;
     }
-    let leaks = Leaks::watch();
+    let _leaks = Leaks::watch();
     let scratch = scratch();
     let lock = scratch.path().join("lock");
     let ids = open(&lock, range.clone());
@@ -103,7 +98,6 @@ fn processes_and_threads_share_no_id() {
     assert_eq!(taken.iter().copied().collect::<HashSet<_>>(), all(&range));
     assert_eq!(ids.reserve(SOME).unwrap_err().kind(), ErrorKind::NoSpace);
     assert_eq!(ids.recover(&HashSet::new()).unwrap().freed.len(), taken.len());
-    leaks.check();
 }
 
 #[test]
@@ -120,7 +114,7 @@ fn recovery_cleans_up_after_kills() {
             assert_eq!(ids.release(id).unwrap(), Release::Freed);
         }
     }
-    let leaks = Leaks::watch();
+    let _leaks = Leaks::watch();
     let place = directory();
     let (lock, left) = (place.path().join("lock"), place.path().join("project"));
     File::create(&lock).unwrap();
@@ -145,13 +139,12 @@ fn recovery_cleans_up_after_kills() {
         assert_eq!(used(range.clone()), HashSet::new());
     }
     place.close().unwrap();
-    leaks.check();
 }
 
 /// Crashes have left ids at each step of an allocation, and ids outside of the range stay as well.
 #[test]
 fn recovery_frees_only_unused_ids() {
-    let leaks = Leaks::watch();
+    let _leaks = Leaks::watch();
     let (scratch, range) = (scratch(), range(6_200_001, 1000));
     let lock = scratch.path().join("lock");
     let foreign = [project(6_200_000), project(6_201_001)];
@@ -170,25 +163,16 @@ fn recovery_frees_only_unused_ids() {
     let after = open(&lock, range.clone());
     let assigned = HashSet::from([of_living]);
     let reclaimed = after.recover(&assigned).unwrap();
-    assert_eq!(
-        reclaimed.freed.iter().copied().collect::<HashSet<_>>(),
-        HashSet::from([reserved, of_removed])
-    );
+    assert_eq!(HashSet::from_iter(reclaimed.freed), HashSet::from([reserved, of_removed]));
     let draining: Vec<_> = reclaimed.draining.iter().map(|usage| (usage.id, usage.inodes)).collect();
-    assert_eq!(
-        draining,
-        [(of_unnamed, Inodes(1))],
-        "a directory that is not named to recovery is charged all the same"
-    );
+    // A directory that is not named to recovery is charged all the same.
+    assert_eq!(draining, [(of_unnamed, Inodes(1))]);
     assert_eq!(used(range.clone()), HashSet::from([of_living, of_unnamed]));
 
     unnamed.close().unwrap();
     assert_eq!(after.retry_draining(&assigned).unwrap().freed, [of_unnamed]);
-    assert_eq!(
-        after.recover(&assigned).unwrap(),
-        loopfs::project_quota::Reclaimed::default(),
-        "a second recovery finds nothing to do"
-    );
+    // A second recovery finds nothing to do.
+    assert_eq!(after.recover(&assigned).unwrap(), Reclaimed::default());
     assert_eq!(used(range.clone()), HashSet::from([of_living]));
     let limits = quota(&root).usage(of_living).unwrap().unwrap().limits;
     assert_eq!((limits.bytes, limits.inodes), (Some(Bytes(MIB)), Some(Inodes(64))));
@@ -200,13 +184,12 @@ fn recovery_frees_only_unused_ids() {
         assert_eq!(after.release(id).unwrap_err().kind(), ErrorKind::InvalidInput);
         quota(&root).clear_limits(id).unwrap();
     }
-    leaks.check();
 }
 
 /// The id drains until the file is closed, and is not allocated in the meantime.
 #[test]
 fn an_open_file_keeps_its_id() {
-    let leaks = Leaks::watch();
+    let _leaks = Leaks::watch();
     let (scratch, range) = (scratch(), range(6_300_001, 1));
     let lock = scratch.path().join("lock");
     let ids = open(&lock, range.clone());
@@ -215,11 +198,8 @@ fn an_open_file_keeps_its_id() {
     let file = File::create(directory.path().join("file")).unwrap();
     directory.close().unwrap();
     let Release::Draining(usage) = ids.release(id).unwrap() else { panic!("a file is charged to the id") };
-    assert_eq!(
-        (usage.id, usage.inodes),
-        (id, Inodes(2)),
-        "the open file, and the directory that it keeps from being freed"
-    );
+    // The open file, and the directory that it keeps from being freed.
+    assert_eq!((usage.id, usage.inodes), (id, Inodes(2)));
     assert_eq!(ids.draining(), [id]);
     assert_eq!(ids.reserve(SOME).unwrap_err().kind(), ErrorKind::NoSpace);
     assert_eq!(ids.retry_draining(&HashSet::new()).unwrap().draining.len(), 1);
@@ -230,21 +210,17 @@ fn an_open_file_keeps_its_id() {
 
     drop(file);
     assert_eq!(other.retry_draining(&HashSet::new()).unwrap().freed, [id]);
-    assert_eq!(
-        ids.retry_draining(&HashSet::new()).unwrap().freed,
-        [id],
-        "an id that another process freed is free"
-    );
+    // An id that another process freed is free.
+    assert_eq!(ids.retry_draining(&HashSet::new()).unwrap().freed, [id]);
     assert_eq!((ids.draining(), other.draining()), (vec![], vec![]));
     assert_eq!(ids.reserve(SOME).unwrap(), id);
     assert_eq!(ids.release(id).unwrap(), Release::Freed);
-    leaks.check();
 }
 
 /// Another process has freed the id and allocated it again.
 #[test]
 fn a_reallocated_id_is_not_released() {
-    let leaks = Leaks::watch();
+    let _leaks = Leaks::watch();
     let (scratch, range) = (scratch(), range(6_400_001, 1));
     let lock = scratch.path().join("lock");
     let (ids, other) = (open(&lock, range.clone()), open(&lock, range));
@@ -258,22 +234,18 @@ fn a_reallocated_id_is_not_released() {
 
     // The id is kept even if the caller does not know that a directory uses it.
     assert_eq!(ids.retry_draining(&HashSet::new()).unwrap().draining.len(), 1);
-    assert_eq!(
-        ids.retry_draining(&HashSet::from([id])).unwrap(),
-        loopfs::project_quota::Reclaimed::default()
-    );
+    assert_eq!(ids.retry_draining(&HashSet::from([id])).unwrap(), Reclaimed::default());
     assert_eq!(ids.draining(), [], "the id is no longer listed as draining");
     let usage = quota(&File::open(xfs()).unwrap()).usage(id).unwrap().unwrap();
     assert_eq!(usage.limits.bytes, Some(Bytes(MIB)), "the new owner lost its limit");
     second.close().unwrap();
     assert_eq!(other.release(id).unwrap(), Release::Freed);
-    leaks.check();
 }
 
 /// The directory stays in its previous project.
 #[test]
 fn a_failed_creation_leaves_no_id() {
-    let leaks = Leaks::watch();
+    let _leaks = Leaks::watch();
     let (scratch, tmpfs, range) = (scratch(), scratch(), range(6_500_001, 4));
     let ids = open(&scratch.path().join("lock"), range.clone());
     let refused = |directory: &Path, limits| ids.create(File::open(directory).unwrap(), limits).unwrap_err();
@@ -297,13 +269,11 @@ fn a_failed_creation_leaves_no_id() {
 
     assert_eq!(used(range), HashSet::new());
     assert_eq!(ids.draining(), []);
-    directory.close().unwrap();
-    leaks.check();
 }
 
 #[test]
 fn a_thousand_ids_are_adjacent() {
-    let leaks = Leaks::watch();
+    let _leaks = Leaks::watch();
     let (scratch, range) = (scratch(), range(7_000_001, 1 << 24));
     let ids = open(&scratch.path().join("lock"), range.clone());
     let taken: Vec<_> = (0..1000).map(|_| ids.reserve(SOME).unwrap().get()).collect();
@@ -311,20 +281,18 @@ fn a_thousand_ids_are_adjacent() {
     let near = taken.windows(2).filter(|pair| pair[0] + 1 == pair[1]).count();
     assert!(near >= 998, "XFS never frees a block of quota records: {near} of 999 ids are near");
     assert_eq!(ids.recover(&HashSet::new()).unwrap().freed.len(), 1000);
-    leaks.check();
 }
 
 #[test]
 fn an_empty_range_is_refused() {
     let root = File::open(xfs()).unwrap();
     let reversed = RangeInclusive::new(project(2), project(1));
-    let error = ProjectIds::new(root.as_fd(), root.as_fd(), reversed).unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::InvalidInput, "{error}");
+    assert_fails(ProjectIds::new(&root, &root, reversed), ErrorKind::InvalidInput);
 }
 
 #[test]
 fn stores_keep_each_others_limits() {
-    let leaks = Leaks::watch();
+    let _leaks = Leaks::watch();
     drop(store());
     let options = StoreOptions { project_ids: range(6_600_001, 1), ..StoreOptions::default() };
     let open = || VolumeStore::open(&xfs(), options.clone()).unwrap();
@@ -339,11 +307,8 @@ fn stores_keep_each_others_limits() {
     assert_eq!(b.recover().unwrap().released_ids, 1);
     b.create(&id("new"), &spec).unwrap();
     a.empty_trash().unwrap();
-    assert_eq!(
-        a.space().unwrap().reserved,
-        Bytes(MIB),
-        "the earlier limit of the id was released a second time"
-    );
+    // The earlier limit of the id was not released a second time.
+    assert_eq!(a.space().unwrap().reserved, Bytes(MIB));
     assert_eq!(b.volume(&id("new")).unwrap().capacity(), Bytes(MIB));
     assert_eq!(a.stats(&id("new")).unwrap().capacity, Bytes(MIB));
 
@@ -351,16 +316,14 @@ fn stores_keep_each_others_limits() {
     assert!(a.delete(&id("new")).unwrap());
     assert_eq!(a.empty_trash().unwrap(), 1);
     assert_eq!(used(range(6_600_001, 1)), HashSet::new());
-    leaks.check();
 }
 
 /// A store with entries cannot be opened with another range.
 #[test]
 fn a_store_keeps_its_id_range() {
-    let leaks = Leaks::watch();
     let open = |options: &StoreOptions| VolumeStore::open(&xfs(), options.clone());
     let others = StoreOptions { project_ids: range(6_610_001, 8), ..StoreOptions::default() };
-    let store = store();
+    let store = TestStore::open();
     store.create(&id("kept"), &VolumeSpec::new(VolumeKind::Filesystem, Bytes(MIB))).unwrap();
     for error in [open(&others).unwrap_err(), VolumeStore::open_existing(&xfs(), others.clone()).unwrap_err()]
     {
@@ -372,13 +335,12 @@ fn a_store_keeps_its_id_range() {
     store.empty_trash().unwrap();
     open(&others).unwrap();
     open(&StoreOptions::default()).unwrap();
-    leaks.check();
 }
 
 /// XFS keeps thirty quota records in a block, and never frees the block.
 #[test]
 fn freed_ids_are_allocated_again() {
-    let leaks = Leaks::watch();
+    let _leaks = Leaks::watch();
     let create = |store: &VolumeStore, name: &str| {
         store.create(&id(name), &VolumeSpec::new(VolumeKind::Filesystem, Bytes(MIB))).unwrap();
         project_of(File::open(xfs().join("volumes").join(name)).unwrap()).unwrap()
@@ -400,5 +362,4 @@ fn freed_ids_are_allocated_again() {
     for name in ["kept", "restarted"] {
         delete(&restarted, name);
     }
-    leaks.check();
 }

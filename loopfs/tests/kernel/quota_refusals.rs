@@ -2,44 +2,29 @@
 
 use std::collections::HashSet;
 use std::fs::File;
-use std::os::fd::AsFd;
 use std::os::unix::fs::{OpenOptionsExt, chown};
-use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 
 use loopfs::mount::{MountFlags, bind_mount, table as mountinfo, unmount};
-use loopfs::project_quota::{
-    Enforcement, Limit, Limits, ProjectId, ProjectIds, ProjectQuota, assign_project, project_of,
-};
+use loopfs::project_quota::{Enforcement, Limit, Limits, ProjectIds, assign_project, project_of};
 use loopfs::volume_store::{StoreOptions, VolumeStore};
 use loopfs::{Bytes, ErrorKind, Inodes, test_support};
 use nix::errno::Errno;
 use nix::fcntl::OFlag;
 use nix::mount::{MsFlags, mount, umount};
 use nix::sched::{CloneFlags, unshare};
-use nix::sys::resource::{Resource, getrlimit, setrlimit};
 
-use crate::environment::{Leaks, directory, quota, scratch, xfs, xfs_without_quota};
-use crate::namespaces::NOBODY;
+use crate::environment::{Leaks, MIB, directory, project, quota, scratch, xfs, xfs_without_quota};
+use crate::fixtures::{assert_fails, assert_refused};
+use crate::namespaces::{NOBODY, alone_as_nobody};
 
-const MIB: u64 = 1 << 20;
 const SOME: Limits = Limits::hard(Bytes(MIB), Inodes(64));
 /// Set in the child process; the value is the directory that it works on.
 const CHILD: &str = "LOOPFS_TEST_CHILD";
 
-fn project(id: u32) -> ProjectId {
-    ProjectId::new(id).unwrap()
-}
-
-pub(crate) fn assert_refused<T: std::fmt::Debug>(
-    result: loopfs::Result<T>,
-    kind: ErrorKind,
-    errno: Errno,
-    remedy: &str,
-) {
-    let error = result.unwrap_err();
-    assert_eq!((error.kind(), error.errno()), (kind, Some(errno as i32)), "{error}");
+#[track_caller]
+pub(crate) fn assert_explained<T>(result: loopfs::Result<T>, kind: ErrorKind, errno: Errno, remedy: &str) {
+    let error = assert_refused(result, kind, Some(errno));
     assert!(error.to_string().contains(remedy), "no remedy ({remedy}) in: {error}");
 }
 
@@ -51,19 +36,7 @@ pub(crate) fn run_without_capabilities() -> Option<PathBuf> {
     }
     let owned = directory();
     chown(owned.path(), Some(NOBODY), Some(NOBODY)).unwrap();
-    let test = std::thread::current().name().expect("the thread has the name of its test").to_owned();
-    // The user may have only one process. libtest then cannot start a thread for the test and runs it in its only
-    // thread. Only a process with one thread may enter a user namespace.
-    let (soft, hard) = getrlimit(Resource::RLIMIT_NPROC).unwrap();
-    setrlimit(Resource::RLIMIT_NPROC, 1, hard).unwrap();
-    let child = Command::new(std::env::current_exe().unwrap())
-        .args([&test, "--exact", "--test-threads=1", "--nocapture"])
-        .env(CHILD, owned.path())
-        .uid(NOBODY)
-        .gid(NOBODY)
-        .output();
-    setrlimit(Resource::RLIMIT_NPROC, soft, hard).unwrap();
-    let child = child.unwrap();
+    let child = alone_as_nobody(CHILD, owned.path(), |command| command.output()).unwrap();
     let output = String::from_utf8_lossy(&child.stdout) + String::from_utf8_lossy(&child.stderr);
     assert!(child.status.success() && output.contains("1 passed"), "{output}");
     owned.close().unwrap();
@@ -76,21 +49,17 @@ fn quota_calls_without_capabilities_are_refused() {
     let root = File::open(xfs()).unwrap();
     let (quota, id) = (quota(&root), project(4101));
     let denied = ErrorKind::PermissionDenied;
-    assert_refused(quota.usage(id), denied, Errno::EPERM, "CAP_SYS_ADMIN");
-    assert_refused(quota.set_limits(id, SOME), denied, Errno::EPERM, "CAP_SYS_ADMIN");
-    assert_refused(quota.clear_limits(id), denied, Errno::EPERM, "CAP_SYS_ADMIN");
-    assert_refused(quota.finish_inactivation(id), denied, Errno::EPERM, "CAP_SYS_ADMIN");
+    assert_explained(quota.usage(id), denied, Errno::EPERM, "CAP_SYS_ADMIN");
+    assert_explained(quota.set_limits(id, SOME), denied, Errno::EPERM, "CAP_SYS_ADMIN");
+    assert_explained(quota.clear_limits(id), denied, Errno::EPERM, "CAP_SYS_ADMIN");
+    assert_explained(quota.finish_inactivation(id), denied, Errno::EPERM, "CAP_SYS_ADMIN");
     let mut ids = quota.ids(id..=id);
-    assert_refused(ids.next().unwrap(), denied, Errno::EPERM, "CAP_SYS_ADMIN");
+    assert_explained(ids.next().unwrap(), denied, Errno::EPERM, "CAP_SYS_ADMIN");
     assert!(ids.next().is_none(), "an error ends the list");
-    assert_eq!(
-        quota.enforcement().unwrap(),
-        Enforcement::Enforcing,
-        "the enforcement state can be queried without capabilities"
-    );
-
-    assert_eq!(project_of(&root).unwrap(), 0, "the project id can be read without capabilities");
-    assert_refused(test_support::set_project(&root, id), denied, Errno::EPERM, "owner");
+    // The enforcement state and the project id can be read without capabilities.
+    assert_eq!(quota.enforcement().unwrap(), Enforcement::Enforcing);
+    assert_eq!(project_of(&root).unwrap(), 0);
+    assert_explained(test_support::set_project(&root, id), denied, Errno::EPERM, "owner");
     // This is the documented weakness. The assertion fails if a kernel removes it.
     assign_project(File::open(owned).unwrap(), id).unwrap();
 }
@@ -102,14 +71,14 @@ fn user_namespace_capabilities_are_insufficient() {
     let root = File::open(xfs()).unwrap();
     let (quota, id) = (quota(&root), project(4102));
     let refused = ErrorKind::InUserNamespace;
-    assert_refused(quota.usage(id), refused, Errno::EPERM, "initial one");
-    assert_refused(quota.set_limits(id, SOME), refused, Errno::EPERM, "initial one");
-    assert_refused(quota.finish_inactivation(id), refused, Errno::EPERM, "initial one");
-    assert_refused(quota.ids(id..=id).next().unwrap(), refused, Errno::EPERM, "initial one");
+    assert_explained(quota.usage(id), refused, Errno::EPERM, "initial one");
+    assert_explained(quota.set_limits(id, SOME), refused, Errno::EPERM, "initial one");
+    assert_explained(quota.finish_inactivation(id), refused, Errno::EPERM, "initial one");
+    assert_explained(quota.ids(id..=id).next().unwrap(), refused, Errno::EPERM, "initial one");
     assert_eq!(quota.enforcement().unwrap(), Enforcement::Enforcing);
-    assert_refused(test_support::set_project(&root, id), refused, Errno::EPERM, "initial one");
+    assert_explained(test_support::set_project(&root, id), refused, Errno::EPERM, "initial one");
     // In a user namespace the owner cannot move its files to another project.
-    assert_refused(assign_project(File::open(owned).unwrap(), id), refused, Errno::EINVAL, "initial one");
+    assert_explained(assign_project(File::open(owned).unwrap(), id), refused, Errno::EINVAL, "initial one");
 }
 
 #[test]
@@ -118,15 +87,12 @@ fn an_xfs_without_quotas_is_refused() {
     let (quota, id) = (quota(&root), project(4103));
     let off = ErrorKind::NotEnforced;
     assert_eq!(quota.enforcement().unwrap(), Enforcement::NoQuota);
-    assert_refused(quota.usage(id), off, Errno::ENOSYS, "option prjquota");
-    assert_refused(quota.clear_limits(id), off, Errno::ENOSYS, "option prjquota");
-    assert_refused(quota.ids(id..=id).next().unwrap(), off, Errno::ENOSYS, "option prjquota");
-    for error in [quota.set_limits(id, SOME).unwrap_err(), quota.require_enforcing().unwrap_err()] {
-        assert_eq!(
-            (error.kind(), error.errno()),
-            (off, None),
-            "the library queries the state before and does not try"
-        );
+    assert_explained(quota.usage(id), off, Errno::ENOSYS, "option prjquota");
+    assert_explained(quota.clear_limits(id), off, Errno::ENOSYS, "option prjquota");
+    assert_explained(quota.ids(id..=id).next().unwrap(), off, Errno::ENOSYS, "option prjquota");
+    for result in [quota.set_limits(id, SOME).map(drop), quota.require_enforcing()] {
+        // The library queries the state before and does not try.
+        let error = assert_refused(result, off, None);
         assert!(error.to_string().contains("option prjquota"), "{error}");
     }
     quota.finish_inactivation(id).unwrap();
@@ -138,11 +104,10 @@ fn filesystems_without_quotas_are_refused() {
     let root = File::open(scratch.path()).unwrap();
     let (quota, id) = (quota(&root), project(4104));
     assert_eq!(quota.enforcement().unwrap(), Enforcement::NoQuota);
-    assert_refused(quota.usage(id), ErrorKind::NotEnforced, Errno::ENOSYS, "option prjquota");
+    assert_explained(quota.usage(id), ErrorKind::NotEnforced, Errno::ENOSYS, "option prjquota");
     assert_eq!(quota.set_limits(id, SOME).unwrap_err().kind(), ErrorKind::NotEnforced);
-    assert_refused(quota.finish_inactivation(id), ErrorKind::Unsupported, Errno::ENOTTY, "not XFS");
-    let error = assign_project(&root, id).unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::Unsupported, "{error}");
+    assert_explained(quota.finish_inactivation(id), ErrorKind::Unsupported, Errno::ENOTTY, "not XFS");
+    assert_fails(assign_project(&root, id), ErrorKind::Unsupported);
 }
 
 /// Calls that need an open file fail with such a descriptor.
@@ -155,29 +120,27 @@ fn o_path_suffices_for_quota_calls() {
     assert!(quota.usage(id).unwrap().is_some());
     quota.clear_limits(id).unwrap();
     let invalid = ErrorKind::InvalidInput;
-    assert_refused(quota.finish_inactivation(id), invalid, Errno::EBADF, "O_PATH");
-    assert_refused(project_of(&root), invalid, Errno::EBADF, "O_PATH");
-    assert_refused(assign_project(&root, id), invalid, Errno::EBADF, "O_PATH");
+    assert_explained(quota.finish_inactivation(id), invalid, Errno::EBADF, "O_PATH");
+    assert_explained(project_of(&root), invalid, Errno::EBADF, "O_PATH");
+    assert_explained(assign_project(&root, id), invalid, Errno::EBADF, "O_PATH");
 }
 
 #[test]
 fn read_only_mounts_refuse_changes() {
-    let leaks = Leaks::watch();
+    let _leaks = Leaks::watch();
     let (directory, target) = (directory(), scratch());
     let flags = MountFlags { read_only: true, ..MountFlags::default() };
-    bind_mount(File::open(directory.path()).unwrap().as_fd(), target.path(), flags).unwrap();
+    bind_mount(File::open(directory.path()).unwrap(), target.path(), flags).unwrap();
     let root = File::open(target.path()).unwrap();
     let (quota, id) = (quota(&root), project(4106));
     let read_only = ErrorKind::ReadOnly;
-    assert_refused(quota.set_limits(id, SOME), read_only, Errno::EROFS, "writable mount");
-    assert_refused(quota.clear_limits(id), read_only, Errno::EROFS, "writable mount");
-    assert_refused(assign_project(&root, id), read_only, Errno::EROFS, "writable mount");
+    assert_explained(quota.set_limits(id, SOME), read_only, Errno::EROFS, "writable mount");
+    assert_explained(quota.clear_limits(id), read_only, Errno::EROFS, "writable mount");
+    assert_explained(assign_project(&root, id), read_only, Errno::EROFS, "writable mount");
     assert_eq!(quota.usage(id).unwrap(), None, "reading is not refused");
     quota.finish_inactivation(id).unwrap();
     drop(root);
     assert!(unmount(target.path()).unwrap());
-    directory.close().unwrap();
-    leaks.check();
 }
 
 /// The file system without quotas, mounted with other options for one test.
@@ -227,19 +190,14 @@ fn unenforced_limits_are_refused() {
 
     let directory = tempfile::tempdir_in(&counted.path).unwrap();
     assign_project(File::open(directory.path()).unwrap(), id).unwrap();
-    assert_eq!(
-        quota.usage(id).unwrap().unwrap().inodes,
-        Inodes(1),
-        "usage is counted although limits are not enforced"
-    );
+    // The usage is counted although limits are not enforced.
+    assert_eq!(quota.usage(id).unwrap().unwrap().inodes, Inodes(1));
     quota.clear_limits(id).unwrap();
     directory.close().unwrap();
     drop(root);
     drop(counted);
-    assert_eq!(
-        ProjectQuota::of(File::open(xfs_without_quota()).unwrap().as_fd()).enforcement().unwrap(),
-        Enforcement::NoQuota
-    );
+    let restored = File::open(xfs_without_quota()).unwrap();
+    assert_eq!(crate::environment::quota(&restored).enforcement().unwrap(), Enforcement::NoQuota);
 }
 
 #[test]
@@ -256,8 +214,8 @@ fn read_only_filesystems_refuse_changes() {
     let root = File::open(&read_only.path).unwrap();
     let (quota, id) = (quota(&root), project(4108));
     assert_eq!(quota.enforcement().unwrap(), Enforcement::Enforcing);
-    assert_refused(quota.set_limits(id, SOME), ErrorKind::ReadOnly, Errno::EROFS, "writable mount");
-    assert_refused(quota.finish_inactivation(id), ErrorKind::ReadOnly, Errno::EROFS, "writable mount");
+    assert_explained(quota.set_limits(id, SOME), ErrorKind::ReadOnly, Errno::EROFS, "writable mount");
+    assert_explained(quota.finish_inactivation(id), ErrorKind::ReadOnly, Errno::EROFS, "writable mount");
     assert_eq!(quota.usage(id).unwrap(), None);
 }
 
@@ -267,14 +225,12 @@ fn lists_need_project_quotas() {
     let root = File::open(&users_only.path).unwrap();
     let (quota, id) = (quota(&root), project(4110));
     let mut ids = quota.ids(id..=id);
-    let error = ids.next().unwrap().unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::NotEnforced, "{error}");
+    assert_fails(ids.next().unwrap(), ErrorKind::NotEnforced);
     assert!(ids.next().is_none());
     let scratch = scratch();
     let lock = File::create(scratch.path().join("lock")).unwrap();
     let ids = ProjectIds::new(&root, lock, id..=id).unwrap();
-    let error = ids.recover(&HashSet::new()).unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::NotEnforced, "{error}");
+    assert_fails(ids.recover(&HashSet::new()), ErrorKind::NotEnforced);
 }
 
 #[test]

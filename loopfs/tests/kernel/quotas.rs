@@ -1,20 +1,16 @@
 use std::fs::File;
 use std::io::Write;
-use std::os::unix::fs::{MetadataExt, chown};
+use std::path::PathBuf;
 
 use loopfs::project_quota::{
-    Enforcement, Limit, Limits, ProjectId, StoredLimits, assign_project, project_of,
+    Limit, Limits, ProjectId, ProjectQuota, StoredLimits, assign_project, project_of,
 };
 use loopfs::{Bytes, ErrorKind, Inodes};
 use nix::errno::Errno;
+use nix::sys::statvfs::statvfs;
 
-use crate::environment::{Leaks, directory, quota, scratch, xfs, xfs_without_quota};
-
-const MIB: u64 = 1 << 20;
-
-fn project(id: u32) -> ProjectId {
-    ProjectId::new(id).unwrap()
-}
+use crate::environment::{Leaks, MIB, directory, project, quota, xfs};
+use crate::fixtures::assert_fails;
 
 fn limits(bytes: u64, inodes: u64) -> Limits {
     Limits::hard(Bytes(bytes), Inodes(inodes))
@@ -38,54 +34,66 @@ fn fill(path: &std::path::Path) -> (u64, Errno) {
     }
 }
 
-#[test]
-fn enforcement_states_are_distinguished() {
-    assert_eq!(quota(&File::open(xfs()).unwrap()).enforcement().unwrap(), Enforcement::Enforcing);
-    assert_eq!(quota(&File::open(xfs_without_quota()).unwrap()).enforcement().unwrap(), Enforcement::NoQuota);
-    assert_eq!(quota(&File::open(scratch().path()).unwrap()).enforcement().unwrap(), Enforcement::NoQuota);
+/// A directory in a project with limits. The end of the test removes both, and checks that nothing stays charged.
+struct Limited {
+    root: File,
+    id: ProjectId,
+    directory: tempfile::TempDir,
+    _leaks: Leaks,
+}
+
+impl Limited {
+    fn new(id: u32, limits: Limits) -> Self {
+        let leaks = Leaks::watch();
+        let (root, id, directory) = (File::open(xfs()).unwrap(), project(id), directory());
+        quota(&root).set_limits(id, limits).unwrap();
+        assign_project(File::open(directory.path()).unwrap(), id).unwrap();
+        Self { root, id, directory, _leaks: leaks }
+    }
+
+    fn quota(&self) -> ProjectQuota<'_> {
+        quota(&self.root)
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.directory.path().join(name)
+    }
+
+    /// Returns the size in bytes and inodes that statfs(2) returns.
+    fn size(&self) -> (u64, u64) {
+        let status = statvfs(self.directory.path()).unwrap();
+        (status.blocks() * status.fragment_size(), status.files())
+    }
+}
+
+impl Drop for Limited {
+    fn drop(&mut self) {
+        if !std::thread::panicking() {
+            self.quota().clear_limits(self.id).unwrap();
+        }
+    }
 }
 
 /// The size that `statfs` returns is the limit.
 #[test]
 fn the_byte_limit_is_exact() {
-    let leaks = Leaks::watch();
-    let root = File::open(xfs()).unwrap();
-    let (quota, id) = (quota(&root), project(4001));
-    quota.set_limits(id, limits(MIB, 512)).unwrap();
-    let directory = directory();
-    assign_project(File::open(directory.path()).unwrap(), id).unwrap();
-
-    let statfs = nix::sys::statvfs::statvfs(directory.path()).unwrap();
-    assert_eq!(statfs.blocks() * statfs.fragment_size(), MIB);
-    assert_eq!(statfs.files(), 512);
-    assert_eq!(
-        fill(&directory.path().join("file")),
-        (MIB, Errno::ENOSPC),
-        "XFS refuses a project with ENOSPC, not EDQUOT"
-    );
+    let limited = Limited::new(4001, limits(MIB, 512));
+    let (quota, id) = (limited.quota(), limited.id);
+    assert_eq!(limited.size(), (MIB, 512));
+    let filled = fill(&limited.path("file"));
+    assert_eq!(filled, (MIB, Errno::ENOSPC), "XFS refuses a project with ENOSPC, not EDQUOT");
 
     quota.set_limits(id, limits(4 * MIB, 2048)).unwrap();
-    assert_eq!(fill(&directory.path().join("file")), (4 * MIB, Errno::ENOSPC));
-    directory.close().unwrap();
-    quota.finish_inactivation(id).unwrap();
-    quota.clear_limits(id).unwrap();
-    assert_eq!(quota.usage(id).unwrap(), None);
-    leaks.check();
+    assert_eq!(fill(&limited.path("file")), (4 * MIB, Errno::ENOSPC));
 }
 
 #[test]
 fn the_inode_limit_holds() {
-    let root = File::open(xfs()).unwrap();
-    let (quota, id) = (quota(&root), project(4002));
-    quota.set_limits(id, limits(16 * MIB, 20)).unwrap();
-    let directory = directory();
-    assign_project(File::open(directory.path()).unwrap(), id).unwrap();
-    let made = (0..100).take_while(|n| File::create(directory.path().join(format!("{n}"))).is_ok()).count();
+    let limited = Limited::new(4002, limits(16 * MIB, 20));
+    let (quota, id) = (limited.quota(), limited.id);
+    let made = (0..100).take_while(|n| File::create(limited.path(&n.to_string())).is_ok()).count();
     assert_eq!(made, 19, "the directory is one of the twenty");
     assert_eq!(quota.usage(id).unwrap().unwrap().inodes, Inodes(20));
-    directory.close().unwrap();
-    quota.finish_inactivation(id).unwrap();
-    quota.clear_limits(id).unwrap();
 }
 
 #[test]
@@ -95,8 +103,8 @@ fn limits_round_up_to_blocks() {
     let stored = quota.set_limits(id, limits(1_234_567, 100)).unwrap();
     assert_eq!(stored, stored_hard(302 * 4096, 100));
     quota.clear_limits(id).unwrap();
-    let error = quota.set_limits(id, limits(0, 100)).unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::InvalidInput, "the kernel treats 0 as unlimited");
+    // The kernel treats 0 as unlimited.
+    assert_fails(quota.set_limits(id, limits(0, 100)), ErrorKind::InvalidInput);
     assert_eq!(quota.usage(id).unwrap(), None);
 }
 
@@ -125,8 +133,7 @@ fn ineffective_limits_are_refused() {
     let (quota, id) = (quota(&root), project(4008));
     quota.set_limits(id, limits(MIB, 100)).unwrap();
     for refused in [Limits { inodes: Limit::Hard(Inodes(0)), ..Limits::KEEP }, limits(u64::MAX, 100)] {
-        let error = quota.set_limits(id, refused).unwrap_err();
-        assert_eq!(error.kind(), ErrorKind::InvalidInput, "{error}");
+        assert_fails(quota.set_limits(id, refused), ErrorKind::InvalidInput);
         assert_eq!(quota.usage(id).unwrap().unwrap().limits, stored_hard(MIB, 100));
     }
     // The maximum accepted value is stored unchanged and does not wrap round.
@@ -138,12 +145,9 @@ fn ineffective_limits_are_refused() {
 /// The new limit is below the usage, and only prevents further use.
 #[test]
 fn lowering_a_limit_keeps_the_usage() {
-    let root = File::open(xfs()).unwrap();
-    let (quota, id) = (quota(&root), project(4009));
-    quota.set_limits(id, limits(2 * MIB, 16)).unwrap();
-    let directory = directory();
-    assign_project(File::open(directory.path()).unwrap(), id).unwrap();
-    let (file, more) = (directory.path().join("file"), directory.path().join("more"));
+    let limited = Limited::new(4009, limits(2 * MIB, 16));
+    let (quota, id) = (limited.quota(), limited.id);
+    let (file, more) = (limited.path("file"), limited.path("more"));
     File::create(&more).unwrap();
     assert_eq!(fill(&file), (2 * MIB, Errno::ENOSPC));
     assert_eq!(quota.set_limits(id, limits(MIB, 16)).unwrap(), stored_hard(MIB, 16));
@@ -151,9 +155,6 @@ fn lowering_a_limit_keeps_the_usage() {
     let usage = quota.usage(id).unwrap().unwrap();
     assert_eq!(usage.bytes, Bytes(2 * MIB));
     assert_eq!(fill(&more), (0, Errno::ENOSPC));
-    directory.close().unwrap();
-    quota.finish_inactivation(id).unwrap();
-    quota.clear_limits(id).unwrap();
 }
 
 #[test]
@@ -179,72 +180,29 @@ fn ids_are_listed_in_order() {
 /// A file that is moved out of its project keeps the id.
 #[test]
 fn moving_into_a_project_is_refused() {
-    let leaks = Leaks::watch();
-    let root = File::open(xfs()).unwrap();
-    let (quota, id) = (quota(&root), project(4010));
-    quota.set_limits(id, limits(MIB, 64)).unwrap();
-    let (inside, outside) = (directory(), directory());
-    assign_project(File::open(inside.path()).unwrap(), id).unwrap();
-    let (coming, going) = (outside.path().join("coming"), inside.path().join("going"));
+    let limited = Limited::new(4010, limits(MIB, 64));
+    let (quota, id, outside) = (limited.quota(), limited.id, directory());
+    let (coming, going) = (outside.path().join("coming"), limited.path("going"));
     File::create(&coming).unwrap();
     File::create(&going).unwrap();
     let errno =
         |result: std::io::Result<()>| result.map_err(|error| error.raw_os_error().map(Errno::from_raw));
-    assert_eq!(errno(std::fs::rename(&coming, inside.path().join("x"))), Err(Some(Errno::EXDEV)));
-    assert_eq!(errno(std::fs::hard_link(&coming, inside.path().join("x"))), Err(Some(Errno::EXDEV)));
+    assert_eq!(errno(std::fs::rename(&coming, limited.path("x"))), Err(Some(Errno::EXDEV)));
+    assert_eq!(errno(std::fs::hard_link(&coming, limited.path("x"))), Err(Some(Errno::EXDEV)));
     std::fs::rename(&going, outside.path().join("gone")).unwrap();
     assert_eq!(project_of(File::open(outside.path().join("gone")).unwrap()).unwrap(), id.get());
-    assert_eq!(
-        quota.usage(id).unwrap().unwrap().inodes,
-        Inodes(2),
-        "the directory and the file that was moved out"
-    );
-    inside.close().unwrap();
-    outside.close().unwrap();
-    quota.finish_inactivation(id).unwrap();
-    quota.clear_limits(id).unwrap();
-    leaks.check();
-}
-
-/// New files inherit the project, and the kernel lets their owner change it.
-#[test]
-fn owners_can_leave_the_project() {
-    let root = File::open(xfs()).unwrap();
-    let (quota, id) = (quota(&root), project(4004));
-    quota.set_limits(id, limits(MIB, 64)).unwrap();
-    let directory = directory();
-    assign_project(File::open(directory.path()).unwrap(), id).unwrap();
-    let nested = directory.path().join("nested");
-    std::fs::create_dir(&nested).unwrap();
-    assert_eq!(project_of(File::open(&nested).unwrap()).unwrap(), id.get());
-    // This is the documented weakness. The assertion fails if a kernel removes it. The owner acts without
-    // capabilities in a thread of its own, because Linux keeps credentials per thread.
-    chown(&nested, Some(1000), Some(1000)).unwrap();
-    assert_eq!(std::fs::metadata(&nested).unwrap().uid(), 1000);
-    std::thread::spawn({
-        let nested = nested.clone();
-        move || {
-            nix::unistd::setfsuid(nix::unistd::Uid::from_raw(1000));
-            assign_project(File::open(&nested).unwrap(), project(9999)).unwrap();
-        }
-    })
-    .join()
-    .unwrap();
-    assert_eq!(project_of(File::open(&nested).unwrap()).unwrap(), 9999);
-    directory.close().unwrap();
-    quota.finish_inactivation(id).unwrap();
-    quota.clear_limits(id).unwrap();
+    let inodes = quota.usage(id).unwrap().unwrap().inodes;
+    assert_eq!(inodes, Inodes(2), "the directory and the file that was moved out");
 }
 
 #[test]
 fn only_an_empty_directory_is_assigned() {
-    let leaks = Leaks::watch();
+    let _leaks = Leaks::watch();
     let (directory, id) = (directory(), project(4012));
     let file = directory.path().join("file");
     std::fs::write(&file, [7; 4096]).unwrap();
     for (path, why) in [(directory.path(), "tag_tree"), (&file, "only a directory")] {
-        let error = assign_project(File::open(path).unwrap(), id).unwrap_err();
-        assert_eq!(error.kind(), ErrorKind::InvalidInput, "{error}");
+        let error = assert_fails(assign_project(File::open(path).unwrap(), id), ErrorKind::InvalidInput);
         assert!(error.to_string().contains(why), "{error}");
         assert_eq!(project_of(File::open(path).unwrap()).unwrap(), 0, "it is unchanged");
     }
@@ -252,6 +210,4 @@ fn only_an_empty_directory_is_assigned() {
     assign_project(File::open(directory.path()).unwrap(), id).unwrap();
     std::fs::write(&file, [7; 4096]).unwrap();
     assign_project(File::open(directory.path()).unwrap(), id).unwrap();
-    directory.close().unwrap();
-    leaks.check();
 }

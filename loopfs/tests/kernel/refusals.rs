@@ -2,34 +2,27 @@
 //! quotas are in `quota_refusals`.
 
 use std::fs::File;
-use std::os::fd::AsFd;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt, symlink};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use loopfs::loop_device::{
-    Access, AttachOptions, Detach, DirectIo, IndexPolicy, LoopControl, LoopDevice, PoolOptions,
-};
+use loopfs::loop_device::{Access, AttachOptions, Detach, DirectIo, LoopControl, LoopDevice};
 use loopfs::mount::{MountFlags, bind_mount, table as mountinfo, unmount};
-use loopfs::volume_store::{SnapshotId, StoreOptions, VolumeKind, VolumeSpec, VolumeStore};
+use loopfs::volume_store::{StoreOptions, VolumeKind, VolumeSpec, VolumeStore};
 use loopfs::{Bytes, DeviceNumber, ErrorKind};
 use nix::errno::Errno;
 use nix::mount::{MsFlags, mount};
 use nix::sys::stat::{major, minor};
 
 use crate::disk::{Disk, MIN_SIZE, mkfs};
-use crate::environment::{Leaks, clone_image, directory, id, image, linux_at_least, scratch, store, xfs};
+use crate::environment::{
+    Leaks, MIB, clone_image, directory, id, image, linux_at_least, scratch, snapshot_id, store, xfs,
+};
+use crate::fixtures::{TestImage, TestStore, assert_fails, assert_refused};
 use crate::namespaces::in_namespace;
 use crate::quota_refusals::run_without_capabilities;
 
-const MIB: u64 = 1 << 20;
 const READ_WRITE: Access = Access::ReadWrite;
-
-#[track_caller]
-fn assert_refused<T: std::fmt::Debug>(result: loopfs::Result<T>, kind: ErrorKind, errno: Option<Errno>) {
-    let error = result.unwrap_err();
-    assert_eq!((error.kind(), error.errno()), (kind, errno.map(|errno| errno as i32)), "{error}");
-}
 
 /// Runs `work` while an empty tmpfs, which is read-only, covers `path`, in a mount namespace that lasts as long as its thread.
 pub(crate) fn with_covered<T: Send>(path: &str, work: impl FnOnce() -> T + Send) -> T {
@@ -43,36 +36,17 @@ pub(crate) fn with_covered<T: Send>(path: &str, work: impl FnOnce() -> T + Send)
 
 #[test]
 fn loop_control_needs_its_node() {
-    let error = with_covered("/dev", LoopControl::open).unwrap_err();
-    assert_eq!((error.kind(), error.errno()), (ErrorKind::NotFound, Some(libc::ENOENT)));
+    let opened = with_covered("/dev", LoopControl::open);
+    let error = assert_refused(opened, ErrorKind::NotFound, Some(Errno::ENOENT));
     assert!(error.to_string().contains("load the loop module"), "no remedy in: {error}");
-}
-
-/// Without the node, the device is not reported as absent either.
-#[test]
-fn binding_a_device_needs_its_node() {
-    let leaks = Leaks::watch();
-    let directory = directory();
-    let (image, bound) = (image(directory.path(), "image", MIB), image(directory.path(), "bound", MIB));
-    let control = LoopControl::open().unwrap();
-    let options = AttachOptions::new(READ_WRITE);
-    drop(control.attach(bound.as_fd(), &options).unwrap());
-    let error = with_covered("/dev", || control.attach(image.as_fd(), &options)).unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::NotFound);
-    assert!(error.to_string().contains("devtmpfs"), "no remedy in: {error}");
-    assert!(control.find(image.as_fd()).unwrap().is_empty());
-    assert_eq!(control.detach_all(bound.as_fd()).unwrap(), Detach::Detached);
-    leaks.check();
 }
 
 #[test]
 fn listing_devices_without_sysfs_fails() {
-    let directory = directory();
-    let image = image(directory.path(), "image", MIB);
-    let control = LoopControl::open().unwrap();
+    let TestImage { control, image, .. } = &TestImage::new(MIB);
     let absent = Some(Errno::ENOENT);
     assert_refused(with_covered("/sys", || control.list()), ErrorKind::NotFound, absent);
-    assert_refused(with_covered("/sys", || control.find(image.as_fd())), ErrorKind::NotFound, absent);
+    assert_refused(with_covered("/sys", || control.find(image)), ErrorKind::NotFound, absent);
 }
 
 #[test]
@@ -86,81 +60,53 @@ fn operations_without_capabilities_are_refused() {
     let denied = ErrorKind::PermissionDenied;
     assert_refused(LoopControl::open(), denied, Some(Errno::EACCES));
     let source = File::open(&owned).unwrap();
-    assert_refused(bind_mount(source.as_fd(), &owned, MountFlags::default()), denied, Some(Errno::EPERM));
+    assert_refused(bind_mount(&source, &owned, MountFlags::default()), denied, Some(Errno::EPERM));
     assert_refused(unmount(&xfs()), denied, Some(Errno::EPERM));
     assert_eq!(VolumeStore::open(&xfs(), StoreOptions::default()).unwrap_err().kind(), denied);
 }
 
 #[test]
-fn an_exhausted_range_is_an_error() {
-    let leaks = Leaks::watch();
-    let directory = directory();
-    let images: Vec<File> = (0..3).map(|n| image(directory.path(), &format!("image-{n}"), MIB)).collect();
-    let range = 0x5_0000..0x5_0002;
-    let control = LoopControl::with_pool(PoolOptions { range, keep_idle: 2 }).unwrap();
-    let options = AttachOptions::new(READ_WRITE);
-    for image in &images[..2] {
-        drop(control.attach(image.as_fd(), &options).unwrap());
-    }
-    assert_refused(control.attach(images[2].as_fd(), &options), ErrorKind::NoSpace, None);
-    assert_eq!(control.detach_all(images[0].as_fd()).unwrap(), Detach::Detached);
-    drop(control.attach(images[2].as_fd(), &options).unwrap());
-    for image in &images[1..] {
-        assert_eq!(control.detach_all(image.as_fd()).unwrap(), Detach::Detached);
-    }
-    assert_eq!(control.remove_idle(0), 2);
-    let beyond = AttachOptions::new(READ_WRITE).index(IndexPolicy::Exact(1 << 20));
-    assert_refused(control.attach(images[0].as_fd(), &beyond), ErrorKind::InvalidInput, Some(Errno::EINVAL));
-    leaks.check();
-}
-
-#[test]
 fn attaching_an_unsuitable_file_fails() {
-    let leaks = Leaks::watch();
+    let _leaks = Leaks::watch();
     let control = LoopControl::open().unwrap();
     let directory = directory();
     let options = AttachOptions::new(READ_WRITE).direct_io(DirectIo::Off);
     let is_directory = File::open(directory.path()).unwrap();
-    assert_refused(control.attach(is_directory.as_fd(), &options), ErrorKind::InvalidInput, None);
+    assert_refused(control.attach(&is_directory, &options), ErrorKind::InvalidInput, None);
     let terminal = File::options().read(true).write(true).open("/dev/null").unwrap();
-    assert_refused(control.attach(terminal.as_fd(), &options), ErrorKind::InvalidInput, None);
+    assert_refused(control.attach(&terminal, &options), ErrorKind::InvalidInput, None);
     drop(is_directory);
 
     // A file on a read-only mount can only be attached read-only.
     image(directory.path(), "image", MIB);
     let read_only = scratch();
     let flags = MountFlags { read_only: true, ..MountFlags::default() };
-    bind_mount(File::open(directory.path()).unwrap().as_fd(), read_only.path(), flags).unwrap();
+    bind_mount(File::open(directory.path()).unwrap(), read_only.path(), flags).unwrap();
     let image = File::open(read_only.path().join("image")).unwrap();
-    assert_refused(control.attach(image.as_fd(), &options), ErrorKind::ReadOnly, Some(Errno::EROFS));
-    let device = control.attach(image.as_fd(), &AttachOptions::new(Access::ReadOnly)).unwrap();
-    assert_eq!(control.find(image.as_fd()).unwrap()[0].binding(), device.binding());
+    assert_refused(control.attach(&image, &options), ErrorKind::ReadOnly, Some(Errno::EROFS));
+    let device = control.attach(&image, &AttachOptions::new(Access::ReadOnly)).unwrap();
+    assert_eq!(control.find(&image).unwrap()[0].binding(), device.binding());
     drop(device);
-    assert_eq!(control.detach_all(image.as_fd()).unwrap(), Detach::Detached);
+    assert_eq!(control.detach_all(&image).unwrap(), Detach::Detached);
     drop(image);
     assert!(unmount(read_only.path()).unwrap());
-    leaks.check();
 }
 
 #[test]
 fn a_label_is_truncated_between_characters() {
-    let control = LoopControl::open().unwrap();
-    let directory = directory();
-    let image = image(directory.path(), "image", MIB);
+    let TestImage { control, image, .. } = &TestImage::new(MIB);
     let options = AttachOptions::new(READ_WRITE).label(&"ä".repeat(40));
-    assert_eq!(control.attach(image.as_fd(), &options).unwrap().status().unwrap().label, "ä".repeat(31));
-    assert_eq!(control.detach_all(image.as_fd()).unwrap(), Detach::Detached);
+    assert_eq!(control.attach(image, &options).unwrap().status().unwrap().label, "ä".repeat(31));
+    assert_eq!(control.detach_all(image).unwrap(), Detach::Detached);
     let nul = AttachOptions::new(READ_WRITE).label("a\0b");
-    assert_refused(control.attach(image.as_fd(), &nul), ErrorKind::InvalidInput, None);
+    assert_refused(control.attach(image, &nul), ErrorKind::InvalidInput, None);
 }
 
 /// Only attached loop devices can be opened.
 #[test]
 fn opening_other_devices_fails() {
-    let control = LoopControl::open().unwrap();
-    let directory = directory();
-    let image = image(directory.path(), "image", MIB);
-    let device = control.attach(image.as_fd(), &AttachOptions::new(READ_WRITE)).unwrap();
+    let TestImage { control, image, .. } = &TestImage::new(MIB);
+    let device = control.attach(image, &AttachOptions::new(READ_WRITE)).unwrap();
     let (index, number, path) = (device.index(), device.device_number().unwrap(), device.path());
     assert_eq!(device.detach().unwrap(), Detach::Detached);
     let absent = ErrorKind::NotFound;
@@ -195,23 +141,21 @@ fn a_foreign_file_refreshes_no_capacity() {
     let control = LoopControl::open().unwrap();
     let directory = directory();
     let (image, other) = (image(directory.path(), "image", MIB), image(directory.path(), "other", 2 * MIB));
-    let device = control.attach(image.as_fd(), &AttachOptions::new(READ_WRITE)).unwrap();
+    let device = control.attach(&image, &AttachOptions::new(READ_WRITE)).unwrap();
     assert_refused(device.refresh_capacity(&other), ErrorKind::InvalidInput, None);
     assert_eq!(device.status().unwrap().size, Bytes(MIB));
     drop(device);
-    assert_eq!(control.detach_all(image.as_fd()).unwrap(), Detach::Detached);
+    assert_eq!(control.detach_all(&image).unwrap(), Detach::Detached);
 }
 
 /// Also checks a device that another process holds exclusively, as a mount does. Linux 6.19 then refuses
 /// every change of the device; Linux 7.3 does not.
 #[test]
 fn a_deferred_detach_can_be_cancelled() {
-    let control = LoopControl::open().unwrap();
-    let directory = directory();
-    let image = image(directory.path(), "image", MIB);
+    let TestImage { control, image, .. } = &TestImage::new(MIB);
     let options = AttachOptions::new(READ_WRITE);
     for exclusively in [false, true] {
-        let device = control.attach(image.as_fd(), &options).unwrap();
+        let device = control.attach(image, &options).unwrap();
         let binding = device.binding().clone();
         let flags = if exclusively { libc::O_EXCL } else { 0 };
         let holder = File::options().read(true).custom_flags(flags).open(device.path()).unwrap();
@@ -227,21 +171,21 @@ fn a_deferred_detach_can_be_cancelled() {
         assert_eq!(kept.iter().map(LoopDevice::binding).collect::<Vec<_>>(), [&binding]);
         drop((holder, kept));
         assert!(LoopDevice::open_binding(&binding).is_ok(), "the last close detached the device");
-        assert_eq!(control.detach_all(image.as_fd()).unwrap(), Detach::Detached);
+        assert_eq!(control.detach_all(image).unwrap(), Detach::Detached);
         assert!(pending.cancel().unwrap().is_empty(), "cancelling too late is not an error");
     }
 }
 
 #[test]
 fn mounting_on_an_unsuitable_target_fails() {
-    let leaks = Leaks::watch();
+    let _leaks = Leaks::watch();
     let (source, target) = (directory(), scratch());
     let opened = File::open(source.path()).unwrap();
     let at = |name: &str| target.path().join(name);
     File::create(at("file")).unwrap();
     std::fs::create_dir(at("directory")).unwrap();
     symlink(at("directory"), at("link")).unwrap();
-    let mount = |source: &File, target: &Path| bind_mount(source.as_fd(), target, MountFlags::default());
+    let mount = |source: &File, target: &Path| bind_mount(source, target, MountFlags::default());
     let invalid = ErrorKind::InvalidInput;
     assert_refused(mount(&opened, &at("absent")), ErrorKind::NotFound, Some(Errno::ENOENT));
     assert_refused(mount(&opened, &at("file")), invalid, Some(Errno::EINVAL));
@@ -254,13 +198,12 @@ fn mounting_on_an_unsuitable_target_fails() {
     mount(&opened, &at("directory")).unwrap();
     assert!(!unmount(&at("link")).unwrap());
     assert!(unmount(&at("directory")).unwrap());
-    leaks.check();
 }
 
 /// The volume is absent or has the wrong kind.
 #[test]
 fn unsuitable_volumes_are_refused() {
-    let store = store();
+    let store = TestStore::open();
     let absent = id("absent");
     assert_refused(store.expand(&absent, Bytes(MIB)), ErrorKind::NotFound, None);
     assert_refused(store.stats(&absent), ErrorKind::NotFound, None);
@@ -272,9 +215,6 @@ fn unsuitable_volumes_are_refused() {
     for id in [&block, &filesystem] {
         assert_refused(store.expand(id, Bytes(u64::MAX)), ErrorKind::InvalidInput, None);
     }
-    drop((image, directory));
-    assert!(store.delete(&block).unwrap() && store.delete(&filesystem).unwrap());
-    store.empty_trash().unwrap();
 }
 
 #[test]
@@ -296,7 +236,7 @@ fn a_read_only_store_refuses_changes() {
         assert_refused(store.volume(&block).unwrap().open_image(READ_WRITE), read_only.0, read_only.1);
         assert_refused(store.create(&id("new"), &spec), read_only.0, read_only.1);
         assert_refused(clone_image(&store, &block, &id("new"), Bytes(MIB)), read_only.0, read_only.1);
-        let snapshot = SnapshotId::parse("new").unwrap();
+        let snapshot = snapshot_id("new");
         assert_refused(store.create_snapshot(&block, &snapshot), read_only.0, read_only.1);
         assert_refused(store.expand(&block, Bytes(2 * MIB)), read_only.0, read_only.1);
         assert_refused(store.delete(&block), read_only.0, read_only.1);
@@ -313,21 +253,21 @@ fn a_read_only_store_refuses_changes() {
 #[test]
 fn another_filesystem_is_refused_by_name() {
     let tmpfs = std::env::var_os("LOOPFS_TEST_SCRATCH").unwrap();
-    let error = VolumeStore::open(Path::new(&tmpfs), StoreOptions::default()).unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::WrongFilesystem);
+    let error = assert_fails(
+        VolumeStore::open(Path::new(&tmpfs), StoreOptions::default()),
+        ErrorKind::WrongFilesystem,
+    );
     assert!(error.to_string().contains("tmpfs"), "{error}");
 }
 
 #[test]
 fn a_store_refuses_short_project_ids() {
-    let leaks = Leaks::watch();
+    let _leaks = Leaks::watch();
     let (disk, target) = (Disk::blank(MIN_SIZE), scratch());
     mkfs(&["-m", "crc=0", "-i", "projid32bit=0"], &disk.path);
     disk.mount(target.path());
-    let error = VolumeStore::open(target.path(), StoreOptions::default()).unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::WrongFilesystem, "{error}");
+    let error =
+        assert_fails(VolumeStore::open(target.path(), StoreOptions::default()), ErrorKind::WrongFilesystem);
     assert!(error.to_string().contains("16 bits"), "{error}");
     assert!(unmount(target.path()).unwrap());
-    drop((disk, target));
-    leaks.check();
 }

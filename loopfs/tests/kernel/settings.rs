@@ -2,21 +2,25 @@
 
 use std::fs::File;
 use std::os::fd::AsFd;
-use std::os::unix::fs::{FileExt, MetadataExt};
+use std::os::unix::fs::FileExt;
 
 use loopfs::loop_device::{
     Access, AttachOptions, Detach, DirectIo, Discard, IndexPolicy, LoopControl, LoopDevice,
 };
 use loopfs::volume_store::{
-    ContentSource, ImageSpec, LogicalBlockSize, Provisioning, SnapshotId, Volume, VolumeId, VolumeKind,
-    VolumeSpec, VolumeStore,
+    ContentSource, ImageSpec, LogicalBlockSize, Provisioning, Volume, VolumeId, VolumeKind, VolumeSpec,
+    VolumeStore,
 };
 use loopfs::{Bytes, ErrorKind, test_support};
 use rstest::rstest;
 
-use crate::environment::{Leaks, assert_close, directory, id, image, linux_at_least, store};
-
-const MIB: u64 = 1 << 20;
+use crate::environment::{
+    Leaks, MIB, assert_close, available_after_recount, directory, id, image, linux_at_least, snapshot_id,
+    store, wait_for_deferred_frees,
+};
+use crate::fixtures::{
+    TestStore, allocated, assert_fails, open_image, remove, reserve_rest, write_scattered,
+};
 
 fn spec_of(settings: &[(&str, &str)]) -> VolumeSpec {
     let mut spec = VolumeSpec::new(VolumeKind::Block, Bytes(4 * MIB));
@@ -32,36 +36,20 @@ fn block(store: &VolumeStore, name: &str, settings: &[(&str, &str)]) -> (VolumeI
     (id, volume)
 }
 
-fn open(volume: &Volume) -> File {
-    File::from(volume.open_image(Access::ReadWrite).unwrap())
-}
-
 /// Attaches the volume as a driver does to publish it.
 fn attach(control: &LoopControl, volume: &Volume) -> loopfs::Result<LoopDevice> {
-    control.ensure_attached(open(volume), &volume.attach_options(Access::ReadWrite)?)
-}
-
-fn allocated(image: &File) -> u64 {
-    image.metadata().unwrap().blocks() * 512
+    control.ensure_attached(open_image(volume), &volume.attach_options(Access::ReadWrite)?)
 }
 
 fn writable(device: &LoopDevice) -> File {
     File::options().read(true).write(true).open(device.path()).unwrap()
 }
 
-fn remove(store: &VolumeStore, ids: &[&VolumeId]) {
-    for id in ids {
-        assert!(store.delete(id).unwrap());
-    }
-    assert_eq!(store.empty_trash().unwrap(), ids.len());
-}
-
 #[test]
 fn discards_keep_a_thick_images_blocks() {
-    let leaks = Leaks::watch();
-    let (store, control) = (store(), LoopControl::open().unwrap());
+    let (store, control) = (TestStore::open(), LoopControl::open().unwrap());
     let (id, volume) = block(&store, "thick", &[]);
-    let image = open(&volume);
+    let image = open_image(&volume);
     let device = attach(&control, &volume).unwrap();
     let through = writable(&device);
     through.write_all_at(&[7; 8192], 0).unwrap();
@@ -80,41 +68,37 @@ fn discards_keep_a_thick_images_blocks() {
     test_support::discard(&through, 4 * MIB, 4 * MIB).unwrap_err();
     assert_eq!(allocated(&image), 8 * MIB);
 
-    // Deferring and cancelling a detach must leave discards disabled. Earlier kernels enable them in LOOP_SET_STATUS64.
+    // Deferring and cancelling a detach must leave discards disabled. Before Linux 6.9 LOOP_SET_STATUS64 enables them.
     drop(device);
-    assert!(matches!(control.detach_all(image.as_fd()).unwrap(), Detach::Deferred(_)));
-    control.find(image.as_fd()).unwrap()[0].cancel_detach().unwrap();
-    let device = attach(&control, &volume).unwrap();
+    let Detach::Deferred(pending) = control.detach_all(&image).unwrap() else { panic!("it is open") };
+    assert_eq!(pending.cancel().unwrap()[0].discard().unwrap(), Discard::Disabled);
     test_support::discard(&through, 0, 4 * MIB).unwrap_err();
+    let device = attach(&control, &volume).unwrap();
     assert_eq!(allocated(&image), 8 * MIB);
 
     // A process that dies between attaching the device and disabling discards leaves this state.
     drop((device, through));
-    assert_eq!(control.detach_all(image.as_fd()).unwrap(), Detach::Detached);
+    assert_eq!(control.detach_all(&image).unwrap(), Detach::Detached);
     let unmasked = volume.attach_options(Access::ReadWrite).unwrap().discard(Discard::Enabled);
-    let unmasked = control.attach(image.as_fd(), &unmasked).unwrap();
+    let unmasked = control.attach(&image, &unmasked).unwrap();
     assert_eq!(unmasked.discard().unwrap(), Discard::Enabled);
     drop(unmasked);
     let device = attach(&control, &volume).unwrap();
     assert_eq!(device.discard().unwrap(), Discard::Disabled);
     drop(device);
-    assert_eq!(control.detach_all(image.as_fd()).unwrap(), Detach::Detached);
-    drop((image, volume));
-    remove(&store, &[&id]);
-    leaks.check();
+    assert_eq!(control.detach_all(&image).unwrap(), Detach::Detached);
 }
 
 /// The thin image keeps its reservation.
 #[test]
 fn discards_free_a_thin_images_blocks() {
-    let leaks = Leaks::watch();
-    let (store, control) = (store(), LoopControl::open().unwrap());
+    let (store, control) = (TestStore::open(), LoopControl::open().unwrap());
     let available = || store.space().unwrap().available.0;
     let before = available();
     let (id, volume) = block(&store, "thin", &[("provisioning", "thin")]);
     let reservation = before - available();
     assert_close(reservation, 4 * MIB + 4 * MIB / 128 + MIB);
-    let image = open(&volume);
+    let image = open_image(&volume);
     assert_eq!((image.metadata().unwrap().len(), allocated(&image)), (4 * MIB, 0));
     let device = attach(&control, &volume).unwrap();
     assert_eq!(device.discard().unwrap(), Discard::Enabled);
@@ -130,23 +114,18 @@ fn discards_free_a_thin_images_blocks() {
     test_support::discard(&through, 0, MIB).unwrap();
     assert_eq!(allocated(&image), written - MIB);
     assert_eq!(before - available(), reservation);
-    let recounted = crate::environment::store().space().unwrap().available.0;
-    assert!(
-        (before - recounted).abs_diff(reservation) <= MIB / 8,
-        "{} not {reservation}",
-        before - recounted
-    );
+    let recounted = before - available_after_recount();
+    assert!(recounted.abs_diff(reservation) <= MIB / 8, "{recounted} not {reservation}");
 
     store.expand(&id, Bytes(8 * MIB)).unwrap();
     assert_eq!((image.metadata().unwrap().len(), allocated(&image)), (8 * MIB, written - MIB));
     assert_eq!(device.refresh_capacity(&image).unwrap(), Bytes(8 * MIB));
     assert_close(before - available(), 8 * MIB + 8 * MIB / 128 + MIB);
     drop((device, through));
-    assert_eq!(control.detach_all(image.as_fd()).unwrap(), Detach::Detached);
+    assert_eq!(control.detach_all(&image).unwrap(), Detach::Detached);
     drop((image, volume));
-    remove(&store, &[&id]);
-    // The check waits for the blocks that the file system frees in the background.
-    leaks.check();
+    remove(&store, &id);
+    wait_for_deferred_frees();
     assert_eq!(available(), before);
 }
 
@@ -154,51 +133,36 @@ fn discards_free_a_thin_images_blocks() {
 #[test]
 fn a_thin_image_can_be_filled() {
     const SIZE: u64 = 24 * MIB;
-    let leaks = Leaks::watch();
-    let store = store();
+    let store = TestStore::open();
     let mut spec = VolumeSpec::new(VolumeKind::Block, Bytes(SIZE));
     spec.set("provisioning", "thin").unwrap();
     let volume = store.create(&id("thin"), &spec).unwrap();
-    let restarted = crate::environment::store();
-    // All but a block, because its inode takes space as well.
-    let rest = Bytes(restarted.space().unwrap().available.0 / 4096 * 4096 - 4096);
-    restarted.create(&id("rest"), &VolumeSpec::new(VolumeKind::Block, rest)).unwrap();
-    let more = VolumeSpec::new(VolumeKind::Filesystem, Bytes(4 * MIB));
-    assert_eq!(restarted.create(&id("more"), &more).unwrap_err().kind(), ErrorKind::NoSpace);
-    let image = open(&volume);
-    for start in (0..32).map(|n| n * 13 % 32 * 4096) {
-        for offset in (start..SIZE).step_by(32 * 4096) {
-            image.write_all_at(&[5; 4096], offset).unwrap();
-        }
-        image.sync_data().unwrap();
-    }
+    reserve_rest();
+    let image = open_image(&volume);
+    write_scattered(&image, SIZE, |_| vec![5; 4096]);
     assert!(allocated(&image) >= SIZE);
-    drop((image, volume));
-    remove(&store, &[&id("thin"), &id("rest")]);
-    leaks.check();
 }
 
 /// Later kernels keep discards disabled when the index is bound to another file. Newer ones keep them disabled until
 /// the index is removed.
 #[test]
 fn discards_are_enabled_after_thick_volumes() {
-    let leaks = Leaks::watch();
+    let _leaks = Leaks::watch();
     let control = LoopControl::open().unwrap();
     let directory = directory();
     let file = image(directory.path(), "image", MIB);
     let wish = |discard| AttachOptions::new(Access::ReadWrite).discard(discard);
-    let index = control.attach(file.as_fd(), &wish(Discard::Disabled)).unwrap().index();
-    assert_eq!(control.detach_all(file.as_fd()).unwrap(), Detach::Detached);
+    let index = control.attach(&file, &wish(Discard::Disabled)).unwrap().index();
+    assert_eq!(control.detach_all(&file).unwrap(), Detach::Detached);
     let again = wish(Discard::Enabled).index(IndexPolicy::Exact(index));
-    let device = control.attach(file.as_fd(), &again).unwrap();
+    let device = control.attach(&file, &again).unwrap();
     assert_eq!(device.discard().unwrap(), Discard::Enabled);
     file.write_all_at(&vec![1; MIB as usize], 0).unwrap();
     file.sync_all().unwrap();
     test_support::discard(writable(&device), 0, MIB).unwrap();
     assert_eq!(allocated(&file), 0);
     drop(device);
-    assert_eq!(control.detach_all(file.as_fd()).unwrap(), Detach::Detached);
-    leaks.check();
+    assert_eq!(control.detach_all(&file).unwrap(), Detach::Detached);
 }
 
 #[rstest]
@@ -213,13 +177,11 @@ fn a_device_has_its_volumes_settings(
     #[case] direct_io: DirectIo,
     #[values("thick", "thin")] provisioning: &str,
 ) {
-    let leaks = Leaks::watch();
-    let control = LoopControl::open().unwrap();
+    let (created, control) = (TestStore::open(), LoopControl::open().unwrap());
     let settings = [settings, &[("provisioning", provisioning)]].concat();
-    let (id, _) = block(&store(), "v", &settings);
+    let (id, _) = block(&created, "v", &settings);
     // The settings are recorded, so another process finds the same.
-    let restarted = store();
-    let volume = restarted.volume(&id).unwrap();
+    let volume = store().volume(&id).unwrap();
     let image = volume.image().unwrap().unwrap();
     assert_eq!((image.logical_block_size, image.direct_io), (logical_block_size, direct_io));
     assert_eq!(image.provisioning == Provisioning::Thin, provisioning == "thin");
@@ -245,10 +207,7 @@ fn a_device_has_its_volumes_settings(
     through.write_all_at(&vec![3; logical_block_size.bytes() as usize], 4096).unwrap();
     through.sync_all().unwrap();
     drop((through, device));
-    assert_eq!(control.detach_all(open(&volume).as_fd()).unwrap(), Detach::Detached);
-    drop(volume);
-    remove(&restarted, &[&id]);
-    leaks.check();
+    assert_eq!(control.detach_all(open_image(&volume).as_fd()).unwrap(), Detach::Detached);
 }
 
 /// From Linux 6.15 on a file with shared blocks accepts direct I/O only in whole blocks of the file system.
@@ -262,12 +221,11 @@ fn sharing_blocks_keeps_the_block_size(
     #[case] granted: bool,
     #[values("thick", "thin")] provisioning: &str,
 ) {
-    let leaks = Leaks::watch();
-    let (store, control) = (store(), LoopControl::open().unwrap());
+    let (store, control) = (TestStore::open(), LoopControl::open().unwrap());
     let settings = [("directIO", direct_io), ("logicalBlockSize", size), ("provisioning", provisioning)];
     let (source, original) = block(&store, "source", &settings);
     assert!(!original.may_share_blocks().unwrap());
-    open(&original).write_all_at(&[6; 8192], 0).unwrap();
+    open_image(&original).write_all_at(&[6; 8192], 0).unwrap();
     // The device that was attached before keeps its properties.
     let device = attach(&control, &original).unwrap();
     let clone = store.clone_from(ContentSource::Volume(&source), &id("clone"), &spec_of(&settings)).unwrap();
@@ -276,7 +234,7 @@ fn sharing_blocks_keeps_the_block_size(
     assert!(device.status().unwrap().direct_io);
     attach(&control, &original).unwrap();
     drop(device);
-    assert_eq!(control.detach_all(open(&original).as_fd()).unwrap(), Detach::Detached);
+    assert_eq!(control.detach_all(open_image(&original).as_fd()).unwrap(), Detach::Detached);
 
     let unit = size.parse::<u32>().unwrap();
     for (volume, byte) in [(&original, 1), (&clone, 2)] {
@@ -289,29 +247,25 @@ fn sharing_blocks_keeps_the_block_size(
     }
     for (volume, byte) in [(&original, 1), (&clone, 2)] {
         let mut content = vec![0; 2 * unit as usize];
-        open(volume).read_exact_at(&mut content, 0).unwrap();
+        open_image(volume).read_exact_at(&mut content, 0).unwrap();
         let (kept, written) = content.split_at(unit as usize);
         assert!(kept.iter().all(|found| *found == 6) && written.iter().all(|found| *found == byte));
-        assert_eq!(control.detach_all(open(volume).as_fd()).unwrap(), Detach::Detached);
+        assert_eq!(control.detach_all(open_image(volume).as_fd()).unwrap(), Detach::Detached);
         // The clone is thick or thin like its source.
-        let blocks = allocated(&open(volume));
+        let blocks = allocated(&open_image(volume));
         assert_eq!(blocks >= 4 * MIB, provisioning == "thick", "{blocks}");
     }
-    drop((original, clone));
-    remove(&store, &[&source, &id("clone")]);
-    leaks.check();
 }
 
 /// The settings of the source do not allow attaching an image with shared blocks.
 #[test]
 fn unattachable_clones_are_refused() {
-    let leaks = Leaks::watch();
-    let store = store();
+    let store = TestStore::open();
     let (source, volume) = block(&store, "source", &[("directIO", "required"), ("logicalBlockSize", "512")]);
     let before = store.space().unwrap().available;
     let errors = [
         store.clone_from(ContentSource::Volume(&source), &id("clone"), &spec_of(&[])).unwrap_err(),
-        store.create_snapshot(&source, &SnapshotId::parse("snapshot").unwrap()).unwrap_err(),
+        store.create_snapshot(&source, &snapshot_id("snapshot")).unwrap_err(),
     ];
     for error in errors {
         assert_eq!(error.kind(), ErrorKind::Unsupported, "{error}");
@@ -323,39 +277,33 @@ fn unattachable_clones_are_refused() {
     assert!(!volume.may_share_blocks().unwrap());
     assert_eq!(store.space().unwrap().available, before);
     assert_eq!(store.list().unwrap(), std::slice::from_ref(&source));
-    drop(volume);
-    remove(&store, &[&source]);
-    leaks.check();
 }
 
 #[rstest]
 #[case::settings("trusted.loopfs.image", |volume: &Volume| volume.image().map(drop))]
 #[case::capacity("trusted.loopfs.capacity", |volume: &Volume| volume.stats().map(drop))]
 fn a_missing_attribute_is_an_error(#[case] attribute: &str, #[case] read: fn(&Volume) -> loopfs::Result<()>) {
-    let store = store();
+    let store = TestStore::open();
     let (id, volume) = block(&store, "copied", &[]);
     read(&volume).unwrap();
-    rustix::fs::fremovexattr(open(&volume), attribute).unwrap();
-    let error = read(&volume).unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::Damaged, "{error}");
+    rustix::fs::fremovexattr(open_image(&volume), attribute).unwrap();
+    let error = assert_fails(read(&volume), ErrorKind::Damaged);
     assert!(error.to_string().contains(attribute), "{error}");
     drop((volume, store.volume(&id).unwrap()));
     // It does not prevent the creation of others, and it can be deleted.
-    let (other, _) = block(&store, "other", &[]);
-    remove(&store, &[&id, &other]);
+    drop(block(&store, "other", &[]));
 }
 
 #[test]
 fn settings_of_later_versions_are_refused() {
-    let store = store();
-    let (id, volume) = block(&store, "later", &[]);
-    let image = open(&volume);
+    let store = TestStore::open();
+    let (_, volume) = block(&store, "later", &[]);
+    let image = open_image(&volume);
     let flags = rustix::fs::XattrFlags::empty();
     rustix::fs::fsetxattr(&image, "trusted.loopfs.image", b"provisioning=striped", flags).unwrap();
     let error = volume.image().unwrap_err();
     assert!(error.to_string().contains("striped"), "{error}");
     // The invalid volume does not prevent the creation of others.
     drop((image, volume));
-    let (other, _) = block(&store, "other", &[]);
-    remove(&store, &[&id, &other]);
+    drop(block(&store, "other", &[]));
 }

@@ -4,14 +4,14 @@
 use std::fs::File;
 use std::io::{BufRead, BufReader};
 
+use loopfs::Bytes;
 use loopfs::volume_store::{
     AbnormalReason, Condition, Provisioning, StoreOptions, VolumeId, VolumeKind, VolumeSpec, VolumeStore,
 };
-use loopfs::{Bytes, ErrorKind};
 use nix::fcntl::{FallocateFlags, fallocate};
 
-use crate::environment::{Leaks, directory, id, store, this_test_again, wait_for_deferred_frees, xfs};
-use crate::store::{MIB, remove};
+use crate::environment::{Leaks, MIB, directory, id, store, this_test_again, wait_for_deferred_frees, xfs};
+use crate::fixtures::{TestStore, delete_all};
 use crate::trash::CHILD;
 
 /// The tolerance for what the file system uses for directories, inodes and quotas.
@@ -27,31 +27,10 @@ fn assert_exact(kept: &VolumeStore) {
     assert!(available.0.abs_diff(counted.0) < TOLERANCE, "{available} kept, {counted} counted");
 }
 
-#[test]
-fn a_recount_during_creation_is_exact() {
-    let leaks = Leaks::watch();
-    let (store, image) = (store(), id("image"));
-    let size = Bytes(32 * MIB);
-    let too_much = VolumeSpec::new(VolumeKind::Filesystem, Bytes(store.space().unwrap().total.0 * 2));
-    for _ in 0..30 {
-        std::thread::scope(|scope| {
-            scope.spawn(|| store.create(&image, &VolumeSpec::new(VolumeKind::Block, size)).unwrap());
-            // The refused call makes the store recount.
-            let error = store.create(&id("huge"), &too_much).unwrap_err();
-            assert_eq!(error.kind(), ErrorKind::NoSpace, "{error}");
-        });
-        assert_exact(&store);
-        remove(&store, &image);
-        assert_exact(&store);
-    }
-    leaks.check();
-}
-
 /// The file of another program takes what is reserved.
 #[test]
 fn taken_space_is_reported() {
-    let leaks = Leaks::watch();
-    let (store, mounted, thin, directory) = (store(), id("mounted"), id("thin"), directory());
+    let (store, mounted, thin, directory) = (TestStore::open(), id("mounted"), id("thin"), directory());
     store.create(&mounted, &VolumeSpec::new(VolumeKind::Filesystem, Bytes(8 * MIB))).unwrap();
     let mut spec = VolumeSpec::new(VolumeKind::Block, Bytes(8 * MIB));
     spec.image.provisioning = Provisioning::Thin;
@@ -84,16 +63,12 @@ fn taken_space_is_reported() {
     directory.close().unwrap();
     wait_for_deferred_frees();
     assert_eq!([&mounted, &thin].map(is_taken), [false; 2]);
-    for id in [&mounted, &thin] {
-        remove(&store, id);
-    }
-    leaks.check();
 }
 
 #[test]
 fn a_count_excludes_blocks_being_freed() {
     const PIECES: i64 = 2000;
-    let leaks = Leaks::watch();
+    let _leaks = Leaks::watch();
     let directory = directory();
     wait_for_deferred_frees();
     let before = store().space().unwrap().available;
@@ -109,8 +84,6 @@ fn a_count_excludes_blocks_being_freed() {
         let available = store().space().unwrap().available;
         assert!(available.0.abs_diff(before.0) < TOLERANCE, "{available} counted, {before} free before");
     }
-    directory.close().unwrap();
-    leaks.check();
 }
 
 #[test]
@@ -129,7 +102,7 @@ fn the_space_is_exact_after_kills() {
             }
         }
     }
-    let leaks = Leaks::watch();
+    let _leaks = Leaks::watch();
     for rounds in 1..=12 {
         let kept = store();
         kept.space().unwrap();
@@ -142,11 +115,9 @@ fn the_space_is_exact_after_kills() {
         assert_exact(&kept);
         kept.recover().unwrap();
         assert_exact(&kept);
-        for id in kept.list().unwrap() {
-            assert!(kept.delete(&id).unwrap());
-        }
+        // What the killed process had deleted.
         kept.empty_trash().unwrap();
+        delete_all(&kept);
         assert_exact(&kept);
     }
-    leaks.check();
 }

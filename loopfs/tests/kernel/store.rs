@@ -1,6 +1,6 @@
 use std::fs::File;
 use std::io::Write;
-use std::os::fd::{AsFd, AsRawFd};
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt, symlink};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -13,40 +13,25 @@ use loopfs::volume_store::{
     AbnormalReason, Condition, Provisioning, StoreOptions, VolumeId, VolumeKind, VolumeSpec, VolumeStore,
 };
 use loopfs::{Bytes, ErrorKind, Inodes, test_support};
+use nix::errno::Errno;
 use nix::fcntl::{AT_FDCWD, RenameFlags, renameat2};
 use rstest::rstest;
 
 use crate::environment::{
-    Leaks, assert_close, available_after_recount, directory_with, id, quota, scratch, store,
+    Leaks, MIB, assert_close, available_after_recount, directory_with, id, project, quota, scratch, store,
     wait_for_deferred_frees, with_few_inodes, xfs, xfs_without_quota,
 };
-
-pub(crate) const MIB: u64 = 1 << 20;
-
-pub(crate) fn entry(id: &VolumeId) -> PathBuf {
-    xfs().join("volumes").join(id.as_str())
-}
-
-fn count(directory: &str) -> usize {
-    std::fs::read_dir(xfs().join(directory)).unwrap().count()
-}
-
-pub(crate) fn remove(store: &VolumeStore, id: &VolumeId) {
-    assert!(store.delete(id).unwrap());
-    store.empty_trash().unwrap();
-    assert_eq!((count("staging"), count("trash")), (0, 0));
-}
+use crate::fixtures::{TestStore, assert_fails, assert_refused, concurrently, entry, entry_count, remove};
 
 #[test]
 fn a_filesystem_volume_expands_in_use() {
-    let leaks = Leaks::watch();
-    let (store, id) = (store(), id("fs-1"));
+    let (store, id) = (TestStore::open(), id("fs-1"));
     let spec = VolumeSpec::new(VolumeKind::Filesystem, Bytes(MIB));
     let volume = store.create(&id, &spec).unwrap();
     assert_eq!((volume.kind(), volume.capacity()), (VolumeKind::Filesystem, Bytes(MIB)));
 
     let target = scratch();
-    bind_mount(volume.open_dir().unwrap().as_fd(), target.path(), MountFlags::default()).unwrap();
+    bind_mount(volume.open_dir().unwrap(), target.path(), MountFlags::default()).unwrap();
     let size = || {
         let status = nix::sys::statvfs::statvfs(target.path()).unwrap();
         (status.blocks() * status.fragment_size(), status.files())
@@ -59,31 +44,24 @@ fn a_filesystem_volume_expands_in_use() {
 
     assert_eq!(store.expand(&id, Bytes(4 * MIB)).unwrap().capacity(), Bytes(4 * MIB));
     assert_eq!(size(), (4 * MIB, 256));
-    assert_eq!(
-        store.expand(&id, Bytes(MIB)).unwrap().capacity(),
-        Bytes(4 * MIB),
-        "an expansion never makes a volume smaller"
-    );
+    for least in [0, 1, MIB, 4 * MIB] {
+        assert_eq!(store.expand(&id, Bytes(least)).unwrap().capacity(), Bytes(4 * MIB), "{least}");
+    }
 
     let stats = store.stats(&id).unwrap();
-    assert_eq!(
-        (stats.capacity, stats.used, stats.available),
-        (Bytes(4 * MIB), Bytes(4096), Bytes(4 * MIB - 4096))
-    );
+    assert_eq!((stats.capacity, stats.used), (Bytes(4 * MIB), Bytes(4096)));
+    assert_eq!(stats.available, Bytes(4 * MIB - 4096));
     assert_eq!(stats.inodes.unwrap().used, Inodes(2));
     assert_eq!(stats.condition, Condition::Healthy);
 
     drop((file, volume));
     assert!(unmount(target.path()).unwrap());
-    remove(&store, &id);
-    leaks.check();
 }
 
 /// An expansion also preallocates the additional blocks.
 #[test]
 fn block_volumes_are_preallocated_with_zeroes() {
-    let leaks = Leaks::watch();
-    let (store, id) = (store(), id("block-1"));
+    let (store, id) = (TestStore::open(), id("block-1"));
     let volume = store.create(&id, &VolumeSpec::new(VolumeKind::Block, Bytes(MIB))).unwrap();
     let image = File::from(volume.open_image(Access::ReadWrite).unwrap());
     let metadata = image.metadata().unwrap();
@@ -99,24 +77,18 @@ fn block_volumes_are_preallocated_with_zeroes() {
     let mut kept = [0; 4];
     image.read_exact_at(&mut kept, 4096).unwrap();
     assert_eq!(&kept, b"kept");
-    assert_eq!(
-        store.expand(&id, Bytes(MIB)).unwrap().capacity(),
-        Bytes(4 * MIB),
-        "an expansion never makes a volume smaller"
-    );
+    for least in [0, 1, MIB, 4 * MIB] {
+        assert_eq!(store.expand(&id, Bytes(least)).unwrap().capacity(), Bytes(4 * MIB), "{least}");
+    }
     assert_eq!(store.stats(&id).unwrap().capacity, Bytes(4 * MIB));
-    drop((image, volume));
-    remove(&store, &id);
-    leaks.check();
 }
 
 /// If the request differs from the volume, the error names the properties that differ.
 #[rstest]
-#[case::filesystem(VolumeKind::Filesystem)]
-#[case::block(VolumeKind::Block)]
-fn repeating_a_creation_returns_the_volume(#[case] kind: VolumeKind) {
-    let leaks = Leaks::watch();
-    let (store, id) = (store(), id("twice"));
+fn repeating_a_creation_returns_the_volume(
+    #[values(VolumeKind::Filesystem, VolumeKind::Block)] kind: VolumeKind,
+) {
+    let (store, id) = (TestStore::open(), id("twice"));
     let spec = VolumeSpec::new(kind, Bytes(MIB));
     store.create(&id, &spec).unwrap();
     let inode = std::fs::symlink_metadata(entry(&id)).unwrap().ino();
@@ -125,20 +97,17 @@ fn repeating_a_creation_returns_the_volume(#[case] kind: VolumeKind) {
 
     let other = if kind == VolumeKind::Block { VolumeKind::Filesystem } else { VolumeKind::Block };
     for conflict in [VolumeSpec::new(other, Bytes(MIB)), VolumeSpec::new(kind, Bytes(2 * MIB))] {
-        let error = store.create(&id, &conflict).unwrap_err();
-        assert_eq!(error.kind(), ErrorKind::AlreadyExists, "{error}");
+        assert_fails(store.create(&id, &conflict), ErrorKind::AlreadyExists);
     }
     assert_eq!(store.list().unwrap(), std::slice::from_ref(&id));
     remove(&store, &id);
     assert!(!store.delete(&id).unwrap(), "deleting again succeeds and deletes nothing");
     assert_eq!(store.volume(&id).unwrap_err().kind(), ErrorKind::NotFound);
-    leaks.check();
 }
 
 #[test]
 fn any_entry_counts_as_data() {
-    let leaks = Leaks::watch();
-    let (store, id) = (store(), id("fs-1"));
+    let (store, id) = (TestStore::open(), id("fs-1"));
     let volume = store.create(&id, &VolumeSpec::new(VolumeKind::Filesystem, Bytes(MIB))).unwrap();
     assert!(!volume.holds_data().unwrap());
     File::create(entry(&id).join(".hidden")).unwrap();
@@ -146,10 +115,6 @@ fn any_entry_counts_as_data() {
     assert!(store.volume(&id).unwrap().holds_data().unwrap());
     std::fs::remove_file(entry(&id).join(".hidden")).unwrap();
     assert!(!volume.holds_data().unwrap());
-    // Its project cannot be released while the directory is open.
-    drop(volume);
-    remove(&store, &id);
-    leaks.check();
 }
 
 /// The write is in the page cache at first, above a preallocated block.
@@ -157,8 +122,7 @@ fn any_entry_counts_as_data() {
 #[case::preallocated(Provisioning::Thick)]
 #[case::sparse(Provisioning::Thin)]
 fn a_written_image_holds_data(#[case] provisioning: Provisioning) {
-    let leaks = Leaks::watch();
-    let (store, id) = (store(), id("block-1"));
+    let (store, id) = (TestStore::open(), id("block-1"));
     let mut spec = VolumeSpec::new(VolumeKind::Block, Bytes(4 * MIB));
     spec.image.provisioning = provisioning;
     store.create(&id, &spec).unwrap();
@@ -170,73 +134,45 @@ fn a_written_image_holds_data(#[case] provisioning: Provisioning) {
     assert!(volume.holds_data().unwrap());
     image.sync_all().unwrap();
     assert!(volume.holds_data().unwrap());
-    drop((image, volume));
-    remove(&store, &id);
-    leaks.check();
 }
 
 #[rstest]
-#[case::filesystem(VolumeKind::Filesystem)]
-#[case::block(VolumeKind::Block)]
-fn an_oversized_request_leaves_nothing(#[case] kind: VolumeKind) {
-    let leaks = Leaks::watch();
-    let store = store();
+fn an_oversized_request_leaves_nothing(
+    #[values(VolumeKind::Filesystem, VolumeKind::Block)] kind: VolumeKind,
+) {
+    let store = TestStore::open();
     let space = store.space().unwrap();
     let requested = Bytes(space.total.0 * 2);
-    let error = store.create(&id("huge"), &VolumeSpec::new(kind, requested)).unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::NoSpace);
+    let created = store.create(&id("huge"), &VolumeSpec::new(kind, requested));
+    let error = assert_fails(created, ErrorKind::NoSpace);
     for figure in [requested.to_string(), space.available.to_string()] {
         assert!(error.to_string().contains(&figure), "{figure} is missing in: {error}");
     }
     assert!(store.list().unwrap().is_empty());
-    assert_eq!((count("staging"), count("trash")), (0, 0));
+    assert_eq!((entry_count("staging"), entry_count("trash")), (0, 0));
 
     store.create(&id("small"), &VolumeSpec::new(kind, Bytes(MIB))).unwrap();
-    let error = store.expand(&id("small"), requested).unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::NoSpace, "{error}");
+    assert_fails(store.expand(&id("small"), requested), ErrorKind::NoSpace);
     assert_eq!(store.volume(&id("small")).unwrap().capacity(), Bytes(MIB));
     let metadata = std::fs::symlink_metadata(entry(&id("small"))).unwrap();
     assert!(metadata.blocks() * 512 <= MIB, "blocks were left past the end of the image");
-    remove(&store, &id("small"));
-    leaks.check();
-}
-
-#[test]
-fn limit_of_directory_is_reserved_once() {
-    let store = store();
-    let before = store.space().unwrap().available;
-    let half = Bytes(before.0 / 2 + MIB);
-    let spec = VolumeSpec::new(VolumeKind::Filesystem, half);
-    store.create(&id("first"), &spec).unwrap();
-    let error = store.create(&id("second"), &spec).unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::NoSpace, "{error}");
-    // A recount returns the same value.
-    assert!(crate::environment::store().space().unwrap().available < half);
-    remove(&store, &id("first"));
-    store.create(&id("second"), &spec).unwrap();
-    remove(&store, &id("second"));
 }
 
 /// Another program has put the image into a project with a limit.
 #[test]
 fn a_failed_expansion_changes_nothing() {
-    let leaks = Leaks::watch();
-    let (store, id) = (store(), id("block-1"));
+    let (store, id) = (TestStore::open(), id("block-1"));
     let volume = store.create(&id, &VolumeSpec::new(VolumeKind::Block, Bytes(MIB))).unwrap();
     let image = File::from(volume.open_image(Access::ReadWrite).unwrap());
     image.write_all_at(b"kept", 4096).unwrap();
     image.sync_all().unwrap();
-    let project = ProjectId::new(4903).unwrap();
+    let project = project(4903);
     let root = File::open(xfs()).unwrap();
     quota(&root).set_limits(project, Limits::hard(Bytes(2 * MIB), Inodes(1))).unwrap();
     test_support::set_project_of_file(&image, project.get()).unwrap();
     let before = store.space().unwrap().available;
-    let error = store.expand(&id, Bytes(before.0 / 2)).unwrap_err();
-    assert_eq!(
-        (error.kind(), error.errno()),
-        (ErrorKind::NoSpace, Some(libc::ENOSPC)),
-        "the error comes from the kernel and not from the store's count"
-    );
+    // The error comes from the kernel and not from the store's count.
+    assert_refused(store.expand(&id, Bytes(before.0 / 2)), ErrorKind::NoSpace, Some(Errno::ENOSPC));
     let metadata = image.metadata().unwrap();
     assert_eq!((metadata.len(), metadata.blocks() * 512), (MIB, MIB));
     let mut kept = [0; 4];
@@ -246,17 +182,11 @@ fn a_failed_expansion_changes_nothing() {
     // The failed call leaves the file system intact.
     quota(&root).clear_limits(project).unwrap();
     store.expand(&id, Bytes(before.0 / 2)).unwrap();
-    drop((image, volume));
-    remove(&store, &id);
-    leaks.check();
 }
 
 #[rstest]
-#[case::filesystem(VolumeKind::Filesystem)]
-#[case::block(VolumeKind::Block)]
-fn trash_stays_reserved_until_emptied(#[case] kind: VolumeKind) {
-    wait_for_deferred_frees();
-    let (store, id) = (store(), id("deleted"));
+fn trash_stays_reserved_until_emptied(#[values(VolumeKind::Filesystem, VolumeKind::Block)] kind: VolumeKind) {
+    let (store, id) = (TestStore::open(), id("deleted"));
     let before = store.space().unwrap().available.0;
     let most = VolumeSpec { kind, ..with_few_inodes(Bytes(before / 4 * 3)) };
     store.create(&id, &most).unwrap();
@@ -265,22 +195,18 @@ fn trash_stays_reserved_until_emptied(#[case] kind: VolumeKind) {
     assert_close(taken, before - most.capacity.round_up().unwrap().0);
     assert!(store.delete(&id).unwrap());
     assert_eq!(store.space().unwrap().available.0, taken);
-    assert!(
-        available_after_recount().abs_diff(taken) <= MIB / 8,
-        "{} instead of {taken}",
-        available_after_recount()
-    );
+    let recounted = available_after_recount();
+    assert!(recounted.abs_diff(taken) <= MIB / 8, "{recounted} instead of {taken}");
     assert_eq!(store.create(&id, &most).unwrap_err().kind(), ErrorKind::NoSpace);
     store.empty_trash().unwrap();
     // The space is available immediately, though the file system frees blocks in the background.
     store.create(&id, &most).unwrap();
-    remove(&store, &id);
 }
 
 /// The store counts the limit of the project before the directory exists.
 #[test]
 fn a_reserved_project_needs_no_directory() {
-    let leaks = Leaks::watch();
+    let _leaks = Leaks::watch();
     wait_for_deferred_frees();
     let before = available_after_recount();
     let root = File::open(xfs()).unwrap();
@@ -289,7 +215,6 @@ fn a_reserved_project_needs_no_directory() {
     assert!(available_after_recount().abs_diff(before - 32 * MIB) <= MIB / 8);
     assert_eq!(store().recover().unwrap().released_ids, 1);
     assert!(available_after_recount().abs_diff(before) <= MIB / 8);
-    leaks.check();
 }
 
 #[test]
@@ -303,8 +228,7 @@ fn other_processes_see_reservations_and_releases() {
     let spec = with_few_inodes(half);
     store.create(&id("first"), &spec).unwrap();
     assert_close(available(&other).0, before.0 - half.0);
-    let error = other.create(&id("second"), &spec).unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::NoSpace, "{error}");
+    assert_fails(other.create(&id("second"), &spec), ErrorKind::NoSpace);
     remove(&other, &id("first"));
     store.create(&id("second"), &spec).unwrap();
     remove(&other, &id("second"));
@@ -316,8 +240,8 @@ fn other_processes_see_reservations_and_releases() {
 #[test]
 fn concurrent_processes_do_not_overcommit() {
     const PROCESSES: u64 = 4;
-    let leaks = Leaks::watch();
-    let before = store().space().unwrap().available;
+    let store = TestStore::open();
+    let before = store.space().unwrap().available;
     let spec = &VolumeSpec::new(VolumeKind::Filesystem, Bytes(before.0 / 6));
     let made: u64 = std::thread::scope(|scope| {
         let process = |number: u64| {
@@ -328,14 +252,10 @@ fn concurrent_processes_do_not_overcommit() {
         let running: Vec<_> = (0..PROCESSES).map(|number| scope.spawn(move || process(number))).collect();
         running.into_iter().map(|process| process.join().unwrap()).sum()
     });
-    let store = store();
     assert_eq!(store.list().unwrap().len() as u64, made);
     assert!((1..=6).contains(&made), "{made} volumes of a sixth each");
-    for volume in store.list().unwrap() {
-        assert!(store.delete(&volume).unwrap());
-    }
+    // What refused processes may have left.
     store.empty_trash().unwrap();
-    leaks.check();
 }
 
 #[rstest]
@@ -343,33 +263,30 @@ fn concurrent_processes_do_not_overcommit() {
 #[case::beyond_any_file(Bytes(u64::MAX))]
 fn invalid_sizes_are_refused(#[case] capacity: Bytes) {
     for kind in [VolumeKind::Filesystem, VolumeKind::Block] {
-        let error = store().create(&id("odd"), &VolumeSpec::new(kind, capacity)).unwrap_err();
-        assert_eq!(error.kind(), ErrorKind::InvalidInput, "{error}");
+        assert_fails(store().create(&id("odd"), &VolumeSpec::new(kind, capacity)), ErrorKind::InvalidInput);
     }
 }
 
 #[test]
 fn the_store_needs_an_enforcing_xfs() {
-    let leaks = Leaks::watch();
-    let error = VolumeStore::open(&xfs_without_quota(), StoreOptions::default()).unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::NotEnforced);
+    let _leaks = Leaks::watch();
+    let error = assert_fails(
+        VolumeStore::open(&xfs_without_quota(), StoreOptions::default()),
+        ErrorKind::NotEnforced,
+    );
     assert!(error.to_string().contains("prjquota"), "{error}");
 
     let tmpfs = scratch();
-    let error = VolumeStore::open(tmpfs.path(), StoreOptions::default()).unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::NeverMounted, "{error}");
+    assert_fails(VolumeStore::open(tmpfs.path(), StoreOptions::default()), ErrorKind::NeverMounted);
     assert_eq!(std::fs::read_dir(tmpfs.path()).unwrap().count(), 0);
     assert_eq!(quota(&File::open(xfs()).unwrap()).enforcement().unwrap(), Enforcement::Enforcing);
 
     // A subdirectory of the right file system is not its root.
     let part = scratch();
     let directory = tempfile::tempdir_in(xfs()).unwrap();
-    bind_mount(File::open(directory.path()).unwrap().as_fd(), part.path(), MountFlags::default()).unwrap();
-    let error = VolumeStore::open(part.path(), StoreOptions::default()).unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::WrongFilesystem, "{error}");
+    bind_mount(File::open(directory.path()).unwrap(), part.path(), MountFlags::default()).unwrap();
+    assert_fails(VolumeStore::open(part.path(), StoreOptions::default()), ErrorKind::WrongFilesystem);
     assert!(unmount(part.path()).unwrap());
-    drop(directory);
-    leaks.check();
 }
 
 /// After the record beside the mount point was removed, the store accepts the other file system.
@@ -382,18 +299,14 @@ fn a_different_filesystem_is_refused() {
     store().verify().unwrap();
 
     std::fs::write(&record, "00000000-0000-4000-8000-000000000000\n").unwrap();
-    let error = VolumeStore::open(&xfs(), StoreOptions::default()).unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::WrongFilesystem);
+    let error = assert_fails(VolumeStore::open(&xfs(), StoreOptions::default()), ErrorKind::WrongFilesystem);
     for part in [uuid.as_str(), "00000000-0000-4000-8000-000000000000", record.to_str().unwrap()] {
         assert!(error.to_string().contains(part), "{part} is missing in: {error}");
     }
     std::fs::remove_file(&record).unwrap();
     store();
-    assert_eq!(
-        std::fs::read_to_string(&record).unwrap().trim(),
-        uuid,
-        "the store records the file system again"
-    );
+    // The store records the file system again.
+    assert_eq!(std::fs::read_to_string(&record).unwrap().trim(), uuid);
 }
 
 #[test]
@@ -401,7 +314,7 @@ fn a_lost_mount_fails_verification() {
     let store = store();
     let covered = xfs();
     let tmpfs = scratch();
-    bind_mount(File::open(tmpfs.path()).unwrap().as_fd(), &covered, MountFlags::default()).unwrap();
+    bind_mount(File::open(tmpfs.path()).unwrap(), &covered, MountFlags::default()).unwrap();
     let error = store.verify().unwrap_err();
     assert!(matches!(error.kind(), ErrorKind::WrongFilesystem | ErrorKind::NotEnforced), "{error}");
     assert!(unmount_once(&covered));
@@ -412,7 +325,7 @@ fn a_lost_mount_fails_verification() {
 fn a_second_mount_requires_reopening() {
     let before = store();
     let data = xfs();
-    bind_mount(File::open(&data).unwrap().as_fd(), &data, MountFlags::default()).unwrap();
+    bind_mount(File::open(&data).unwrap(), &data, MountFlags::default()).unwrap();
     let verified = before.verify();
     let opened = VolumeStore::open(&data, StoreOptions::default()).and_then(|again| again.verify());
     assert!(unmount_once(&data));
@@ -429,8 +342,7 @@ fn unmount_once(path: &std::path::Path) -> bool {
 /// The store reports a volume whose directory was moved to the project of another volume.
 #[test]
 fn project_changes_affect_no_other_volume() {
-    let leaks = Leaks::watch();
-    let store = store();
+    let store = TestStore::open();
     let spec = VolumeSpec::new(VolumeKind::Filesystem, Bytes(MIB));
     let (victim, tenant) = (id("victim"), id("tenant"));
     store.create(&victim, &spec).unwrap();
@@ -451,14 +363,11 @@ fn project_changes_affect_no_other_volume() {
     assert_eq!(store.volume(&victim).unwrap().capacity(), Bytes(MIB), "the victim's limit was raised");
     remove(&store, &tenant);
     assert_eq!(store.volume(&victim).unwrap().capacity(), Bytes(MIB), "the victim's limit was cleared");
-    remove(&store, &victim);
-    leaks.check();
 }
 
 #[test]
 fn removal_stays_inside_malicious_trees() {
-    let leaks = Leaks::watch();
-    let (store, id) = (store(), id("hostile"));
+    let (store, id) = (TestStore::open(), id("hostile"));
     store.create(&id, &directory_with(Bytes(16 * MIB), 2048)).unwrap();
     let outside = scratch();
     File::create(outside.path().join("precious")).unwrap();
@@ -478,19 +387,17 @@ fn removal_stays_inside_malicious_trees() {
     // A directory that left the project cannot be renamed within the volume.
     deep.push("foreign");
     std::fs::create_dir_all(deep.join("a/b")).unwrap();
-    test_support::set_project(File::open(deep.join("a")).unwrap(), ProjectId::new(77).unwrap()).unwrap();
+    test_support::set_project(File::open(deep.join("a")).unwrap(), project(77)).unwrap();
     std::fs::create_dir_all(deep.join("a/c/d")).unwrap();
 
     remove(&store, &id);
     assert!(outside.path().join("precious").exists());
-    leaks.check();
 }
 
 /// A process creates directories in a deleted volume that it still has open, and each is lifted out of it.
 #[test]
 fn a_held_volume_delays_no_other() {
-    let leaks = Leaks::watch();
-    let (store, hostile, other) = (store(), id("hostile"), id("other"));
+    let (store, hostile, other) = (TestStore::open(), id("hostile"), id("other"));
     for id in [&hostile, &other] {
         store.create(id, &VolumeSpec::new(VolumeKind::Filesystem, Bytes(MIB))).unwrap();
     }
@@ -516,13 +423,11 @@ fn a_held_volume_delays_no_other() {
     assert!(began.elapsed() < Duration::from_secs(20), "{created} directories");
     drop(held);
     store.empty_trash().unwrap();
-    leaks.check();
 }
 
 #[test]
 fn emptying_yields_without_holding_locks() {
-    let leaks = Leaks::watch();
-    let (store, other, id) = (store(), store(), id("full"));
+    let (store, other, id) = (TestStore::open(), store(), id("full"));
     store.create(&id, &VolumeSpec::new(VolumeKind::Filesystem, Bytes(MIB))).unwrap();
     std::fs::create_dir_all(entry(&id).join("a/b")).unwrap();
     for file in ["1", "2", "a/3", "a/b/4"] {
@@ -537,46 +442,21 @@ fn emptying_yields_without_holding_locks() {
     });
     assert_eq!(removed.unwrap(), 1);
     assert!(turns > 4 + 2, "{turns} turns for four files and two directories");
-    leaks.check();
 }
 
 #[test]
 fn deleted_volumes_in_use_keep_projects() {
-    let leaks = Leaks::watch();
-    let (store, id) = (store(), id("held"));
+    let (store, id) = (TestStore::open(), id("held"));
     store.create(&id, &VolumeSpec::new(VolumeKind::Filesystem, Bytes(MIB))).unwrap();
     let mut held = File::create(entry(&id).join("open")).unwrap();
     held.write_all(&[1; 8192]).unwrap();
     assert!(store.delete(&id).unwrap());
     assert!(store.list().unwrap().is_empty());
     assert_eq!(store.empty_trash().unwrap(), 0);
-    assert_eq!(count("trash"), 1, "the id would be free while files are charged to it");
+    assert_eq!(entry_count("trash"), 1, "the id would be free while files are charged to it");
     drop(held);
     assert_eq!(store.empty_trash().unwrap(), 1);
-    assert_eq!(count("trash"), 0);
-    leaks.check();
-}
-
-#[test]
-fn closing_a_deleted_volume_frees_projects() {
-    let leaks = Leaks::watch();
-    let (store, id, target) = (store(), id("mounted"), scratch());
-    let volume = store.create(&id, &VolumeSpec::new(VolumeKind::Filesystem, Bytes(MIB))).unwrap();
-    bind_mount(volume.open_dir().unwrap().as_fd(), target.path(), MountFlags::default()).unwrap();
-    drop(volume);
-    // A process in a lazily unmounted mount holds the directory like this. No mount table lists it.
-    let within = File::open(target.path()).unwrap();
-    nix::mount::umount2(target.path(), nix::mount::MntFlags::MNT_DETACH).unwrap();
-    assert!(store.delete(&id).unwrap());
-    store.empty_trash().unwrap();
-    assert!(store.space().unwrap().available.0 > 0);
-    let root = File::open(xfs()).unwrap();
-    let ours = StoreOptions::default().project_ids;
-    assert_eq!(quota(&root).ids(ours.clone()).count(), 1, "an id that is still charged was freed");
-    drop(within);
-    store.empty_trash().unwrap();
-    assert_eq!(quota(&root).ids(ours).count(), 0);
-    leaks.check();
+    assert_eq!(entry_count("trash"), 0);
 }
 
 #[test]
@@ -592,8 +472,7 @@ fn opening_anything_but_a_volume_fails() {
 
 #[test]
 fn concurrent_creations_share_no_project() {
-    let leaks = Leaks::watch();
-    let store = store();
+    let store = TestStore::open();
     let spec = VolumeSpec::new(VolumeKind::Filesystem, Bytes(MIB));
     std::thread::scope(|scope| {
         for thread in 0..4 {
@@ -613,19 +492,13 @@ fn concurrent_creations_share_no_project() {
     projects.sort_unstable();
     projects.dedup();
     assert_eq!(projects.len(), 50, "two volumes share a project id");
-    for id in volumes {
-        assert!(store.delete(&id).unwrap());
-    }
-    assert_eq!(store.empty_trash().unwrap(), 50);
-    leaks.check();
 }
 
 #[rstest]
-#[case::directory(VolumeKind::Filesystem)]
-#[case::image(VolumeKind::Block)]
-fn one_concurrent_call_creates_the_volume(#[case] kind: VolumeKind) {
-    let leaks = Leaks::watch();
-    let (store, spec) = (store(), VolumeSpec::new(kind, Bytes(MIB)));
+fn one_concurrent_call_creates_the_volume(
+    #[values(VolumeKind::Filesystem, VolumeKind::Block)] kind: VolumeKind,
+) {
+    let (store, spec) = (TestStore::open(), VolumeSpec::new(kind, Bytes(MIB)));
     for round in 0..5 {
         let id = id(&format!("new-{round}"));
         let create = || match store.create_new(&id, &spec) {
@@ -635,21 +508,16 @@ fn one_concurrent_call_creates_the_volume(#[case] kind: VolumeKind) {
                 0
             }
         };
-        let made: i32 = std::thread::scope(|scope| {
-            let calls = [(); 4].map(|()| scope.spawn(create));
-            calls.map(|call| call.join().unwrap()).iter().sum()
-        });
+        let made: i32 = concurrently(4, create).iter().sum();
         assert_eq!((made, create()), (1, 0));
         remove(&store, &id);
     }
-    leaks.check();
 }
 
 /// As if one volume was deleted, and another one of the same id and the other kind was created, between two system calls.
 #[test]
 fn opening_survives_a_change_of_kind() {
-    let leaks = Leaks::watch();
-    let store = store();
+    let store = TestStore::open();
     let ids = [id("directory"), id("image")];
     for (id, kind) in ids.iter().zip([VolumeKind::Filesystem, VolumeKind::Block]) {
         store.create(id, &VolumeSpec::new(kind, Bytes(MIB))).unwrap();
@@ -672,9 +540,4 @@ fn opening_survives_a_change_of_kind() {
         ended.store(true, Ordering::Relaxed);
         opened.unwrap();
     });
-    for id in &ids {
-        assert!(store.delete(id).unwrap());
-    }
-    assert_eq!(store.empty_trash().unwrap(), 2);
-    leaks.check();
 }

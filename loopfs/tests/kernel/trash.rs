@@ -3,20 +3,20 @@
 
 use std::fs::File;
 use std::io::{BufRead, BufReader, Read};
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::sync::Barrier;
 
-use loopfs::loop_device::{Access, AttachOptions, Detach, LoopControl, LoopDevice};
+use loopfs::loop_device::{Access, AttachOptions, Detach, LoopControl};
 use loopfs::volume_store::{Provisioning, StoreOptions, VolumeKind, VolumeSpec, VolumeStore};
 use loopfs::{Bytes, ErrorKind};
 use nix::mount::{MsFlags, mount, umount};
 use rstest::rstest;
 use rustix::fs::{IFlags, ioctl_getflags, ioctl_setflags};
 
-use crate::environment::{Leaks, id, store, this_test_again, xfs};
-use crate::store::{MIB, entry, remove};
+use crate::environment::{Leaks, MIB, id, store, this_test_again, xfs};
+use crate::fixtures::{TestStore, assert_fails, entry};
 
 /// Set in a child process of a test.
 pub(crate) const CHILD: &str = "LOOPFS_TEST_CHILD";
@@ -54,8 +54,7 @@ fn space_freed_elsewhere_is_released_once() {
         other.empty_trash().unwrap();
         return;
     }
-    let leaks = Leaks::watch();
-    let store = store();
+    let store = TestStore::open();
     store.create(&id("kept"), &VolumeSpec::new(VolumeKind::Filesystem, SIZE)).unwrap();
     let held = draining(&store, "held");
     assert_eq!(reserved(), Bytes(2 * SIZE.0));
@@ -73,29 +72,12 @@ fn space_freed_elsewhere_is_released_once() {
 
     store.empty_trash().unwrap();
     assert_eq!(reserved(), SIZE, "the space of a volume that exists was released");
-    remove(&store, &id("kept"));
-    leaks.check();
-}
-
-/// Recovery in another process frees the draining id, so emptying the trash must not release the space again.
-#[test]
-fn space_recovered_elsewhere_is_released_once() {
-    let leaks = Leaks::watch();
-    let store = store();
-    store.create(&id("kept"), &VolumeSpec::new(VolumeKind::Filesystem, SIZE)).unwrap();
-    drop(draining(&store, "held"));
-    assert_eq!(open().recover().unwrap().released_ids, 1);
-    assert_eq!(reserved(), SIZE);
-    store.empty_trash().unwrap();
-    assert_eq!(reserved(), SIZE, "the space of a volume that exists was released");
-    remove(&store, &id("kept"));
-    leaks.check();
 }
 
 /// The process that emptied the trash has ended since, and the id is in no other list.
 #[test]
 fn a_later_process_frees_draining_ids() {
-    let leaks = Leaks::watch();
+    let _leaks = Leaks::watch();
     let held = draining(&store(), "held");
     assert_eq!(trash().len(), 1, "the trash records the id");
     let later = open();
@@ -104,14 +86,12 @@ fn a_later_process_frees_draining_ids() {
     drop(held);
     assert_eq!(open().empty_trash().unwrap(), 0);
     assert_eq!((reserved(), trash().len()), (Bytes(0), 0));
-    leaks.check();
 }
 
 /// The error mentions the trash only if a deleted volume is in it.
 #[test]
 fn a_nospace_error_mentions_the_trash() {
-    let leaks = Leaks::watch();
-    let store = store();
+    let store = TestStore::open();
     let spec = VolumeSpec::new(VolumeKind::Filesystem, Bytes(store.space().unwrap().available.0 / 4 * 3));
     store.create(&id("first"), &spec).unwrap();
     let second = || store.create(&id("second"), &spec).map(drop);
@@ -122,16 +102,13 @@ fn a_nospace_error_mentions_the_trash() {
     assert!(error.kind() == ErrorKind::NoSpace && error.to_string().contains("empty the trash"), "{error}");
     store.empty_trash().unwrap();
     second().unwrap();
-    remove(&store, &id("second"));
-    leaks.check();
 }
 
 /// The process that removes the directory cannot free its project id, because another process that empties the trash has it open,
 /// and does not try again.
 #[test]
 fn last_opener_frees_the_project_id() {
-    let leaks = Leaks::watch();
-    let (store, other, volume) = (store(), open(), id("both"));
+    let (store, other, volume) = (TestStore::open(), open(), id("both"));
     store.create(&volume, &VolumeSpec::new(VolumeKind::Filesystem, SIZE)).unwrap();
     File::create(entry(&volume).join("file")).unwrap();
     assert!(store.delete(&volume).unwrap());
@@ -151,8 +128,6 @@ fn last_opener_frees_the_project_id() {
     store.create(&volume, &VolumeSpec::new(VolumeKind::Filesystem, SIZE)).unwrap();
     assert_eq!(other.empty_trash().unwrap(), 0);
     assert_eq!(reserved(), SIZE, "the space of a volume that exists was released");
-    remove(&store, &volume);
-    leaks.check();
 }
 
 /// Creates nested directories with a file in each.
@@ -183,8 +158,7 @@ enum Obstacle {
 #[case::an_immutable_file(Obstacle::ImmutableFile)]
 #[case::a_mount(Obstacle::Mount)]
 fn only_obstacles_stay_after_one_call(#[case] obstacle: Obstacle) {
-    let leaks = Leaks::watch();
-    let store = store();
+    let store = TestStore::open();
     let names = ["first", "second", "third"];
     for name in names {
         store.create(&id(name), &VolumeSpec::new(VolumeKind::Filesystem, SIZE)).unwrap();
@@ -236,7 +210,6 @@ fn only_obstacles_stay_after_one_call(#[case] obstacle: Obstacle) {
     }
     assert_eq!(store.empty_trash().unwrap(), 3);
     assert_eq!(trash(), Vec::<PathBuf>::new());
-    leaks.check();
 }
 
 fn walk(path: &Path) -> Vec<PathBuf> {
@@ -253,8 +226,7 @@ fn walk(path: &Path) -> Vec<PathBuf> {
 fn concurrent_emptying_counts_volumes_once() {
     const EACH: usize = 6;
     const PROCESSES: usize = 3;
-    let leaks = Leaks::watch();
-    let store = store();
+    let store = TestStore::open();
     for round in 0..8 {
         let name = |n: usize| id(&format!("v-{round}-{n}"));
         for n in 0..EACH {
@@ -287,15 +259,6 @@ fn concurrent_emptying_counts_volumes_once() {
         assert_eq!(trash(), Vec::<PathBuf>::new());
         assert_eq!(reserved(), Bytes(0), "round {round}");
     }
-    leaks.check();
-}
-
-/// A user that keeps the blocks of a deleted image.
-enum Holder {
-    /// A loop device that the kernel detaches when it is closed.
-    DeferredDetach(LoopDevice),
-    /// An open file, as the loop device of another program holds one.
-    OpenFile(File),
 }
 
 #[rstest]
@@ -303,8 +266,7 @@ enum Holder {
 #[case::a_file_open_for_reading(false, false)]
 #[case::a_file_open_for_writing(false, true)]
 fn an_open_image_keeps_its_reservation(#[case] device: bool, #[case] writing: bool) {
-    let leaks = Leaks::watch();
-    let (store, id) = (store(), id("held"));
+    let (store, id) = (TestStore::open(), id("held"));
     let before = store.space().unwrap().available.0;
     let most = Bytes(before / 4 * 3);
     let mut thin = VolumeSpec::new(VolumeKind::Block, most);
@@ -313,12 +275,13 @@ fn an_open_image_keeps_its_reservation(#[case] device: bool, #[case] writing: bo
     let holder = if device {
         let control = LoopControl::open().unwrap();
         let image = volume.open_image(Access::ReadWrite).unwrap();
-        let device = control.attach(image.as_fd(), &AttachOptions::new(Access::ReadWrite)).unwrap();
-        let user = LoopDevice::open_index(device.index()).unwrap();
+        let device = control.attach(&image, &AttachOptions::new(Access::ReadWrite)).unwrap();
+        let user = File::open(device.path()).unwrap();
         assert!(matches!(control.detach(device).unwrap(), Detach::Deferred(_)));
-        Holder::DeferredDetach(user)
+        user
     } else {
-        Holder::OpenFile(File::options().read(true).write(writing).open(entry(&id)).unwrap())
+        // As the loop device of another program holds one.
+        File::options().read(true).write(writing).open(entry(&id)).unwrap()
     };
     drop(volume);
     let reservation = reserved();
@@ -326,38 +289,26 @@ fn an_open_image_keeps_its_reservation(#[case] device: bool, #[case] writing: bo
     assert_eq!(store.empty_trash().unwrap(), 0, "the blocks of the image are in use");
     assert_eq!(reserved(), reservation);
     let directory = VolumeSpec::new(VolumeKind::Filesystem, most);
-    let error = store.create(&crate::environment::id("second"), &directory).unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::NoSpace, "{error}");
+    assert_fails(store.create(&crate::environment::id("second"), &directory), ErrorKind::NoSpace);
 
-    match holder {
-        Holder::DeferredDetach(user) => drop(user),
-        Holder::OpenFile(file) => drop(file),
-    }
+    drop(holder);
     assert_eq!(store.empty_trash().unwrap(), 1);
     assert_eq!(reserved(), Bytes(0));
     store.create(&crate::environment::id("second"), &directory).unwrap();
-    remove(&store, &crate::environment::id("second"));
-    leaks.check();
 }
 
 /// A process that died after freeing the blocks leaves the entry. The next process removes it.
 /// The store releases the full reservation.
 #[test]
 fn a_truncated_image_is_removed_completely() {
-    let leaks = Leaks::watch();
-    let (store, id) = (store(), id("image"));
+    let (store, id) = (TestStore::open(), id("image"));
     store.create(&crate::environment::id("kept"), &VolumeSpec::new(VolumeKind::Block, SIZE)).unwrap();
     store.create(&id, &VolumeSpec::new(VolumeKind::Block, SIZE)).unwrap();
     assert!(store.delete(&id).unwrap());
     File::options().write(true).open(&trash()[0]).unwrap().set_len(0).unwrap();
     assert_eq!(reserved(), Bytes(2 * SIZE.0));
-    assert_eq!(
-        crate::environment::store().space().unwrap().reserved,
-        Bytes(2 * SIZE.0),
-        "a recount includes the truncated image"
-    );
+    let recounted = crate::environment::store().space().unwrap().reserved;
+    assert_eq!(recounted, Bytes(2 * SIZE.0), "a recount includes the truncated image");
     assert_eq!(store.empty_trash().unwrap(), 1);
     assert_eq!(reserved(), SIZE);
-    remove(&store, &crate::environment::id("kept"));
-    leaks.check();
 }

@@ -31,11 +31,8 @@ fn nothing_is_lost_and_nothing_leaks() {
     store.space().expect("space");
     println!("{} lines; {:?}", lines.len(), store.recover().expect("recover"));
     println!("{} volumes out of the trash", store.empty_trash().expect("empty the trash"));
-    assert_eq!(
-        store.recover().expect("recover again"),
-        Recovered::default(),
-        "a second recovery finds nothing to do"
-    );
+    let again = store.recover().expect("recover again");
+    assert_eq!(again, Recovered::default(), "a second recovery finds nothing to do");
     for directory in ["staging", "trash"] {
         assert_eq!(entries(&root.join(directory)), Vec::<String>::new(), "{directory}");
     }

@@ -2,17 +2,25 @@
 
 use std::num::NonZeroU64;
 
-use loopfs::ErrorKind;
 use loopfs::loop_device::{
     Access, AttachOptions, BlockSize, DirectIo, Discard, IndexPolicy, Lifetime, LoopDevice,
 };
 use serde::{Deserialize, Serialize};
+
+use crate::failure::Failure;
 
 /// A descriptor of a device that a worker has open.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub(super) struct Handle {
     pub(super) worker: usize,
     pub(super) number: u64,
+}
+
+impl Handle {
+    /// Returns a handle of a plan. The number selects one of the handles that the worker has at that time.
+    pub(super) fn planned(number: u64) -> Self {
+        Self { worker: 0, number }
+    }
 }
 
 /// One call of the library. Files are numbers, which both sides know.
@@ -219,23 +227,8 @@ pub(super) enum Reply {
     },
 }
 
-/// The kinds of errors that the test expects.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) enum Failure {
-    AlreadyExists,
-    Busy,
-    NoSpace,
-    Other,
-}
-
 impl From<loopfs::Error> for Reply {
     fn from(error: loopfs::Error) -> Self {
-        let kind = match error.kind() {
-            ErrorKind::AlreadyExists => Failure::AlreadyExists,
-            ErrorKind::Busy => Failure::Busy,
-            ErrorKind::NoSpace => Failure::NoSpace,
-            _ => Failure::Other,
-        };
-        Self::Failed { kind, message: format!("{:?}: {error}", error.kind()) }
+        Self::Failed { kind: error.kind().into(), message: format!("{:?}: {error}", error.kind()) }
     }
 }

@@ -1,12 +1,12 @@
-//! The properties that hold after every round, whatever the order of its calls was. Each has its own message. They are checked
-//! before the reference model, which finds every other deviation.
+//! The properties that hold after every round, whatever the order of its calls was, and that the reference model does not check.
 
 use std::collections::BTreeSet;
 
-use super::calls::{Attachment, Call, Failure, Reply, Request};
+use super::calls::{Attachment, Call, Reply, Request};
 use super::event::Event;
 use super::reference::{Device, State};
 use super::{RANGE, observed};
+use crate::failure::Failure;
 
 /// Checks all of them. `before` is the state before the round.
 pub(super) fn check(before: &State, events: &[Event], after: &[Attachment]) -> Result<(), String> {
@@ -14,14 +14,12 @@ pub(super) fn check(before: &State, events: &[Event], after: &[Attachment]) -> R
         if let Event::Replied { call, reply, .. } = event {
             access_mode(call, reply)?;
             requested_properties(before, call, reply)?;
-            second_writable_device(before, events, call, reply, after)?;
             identity(before, call, reply)?;
             idle_indices(before, events, call, reply)?;
             found_devices(before, call, reply, after)?;
         }
     }
-    other_programs(before, events, after)?;
-    capacities(before, after)
+    Ok(())
 }
 
 pub(super) fn ensure(holds: bool, message: impl FnOnce() -> String) -> Result<(), String> {
@@ -51,36 +49,6 @@ fn requested_properties(before: &State, call: &Call, reply: &Reply) -> Result<()
     let is_right = request.is_met_by(attachment.mapping, attachment.direct_io)
         && attachment.inode == before.files[file].inode;
     ensure(is_right, || format!("a device has not the requested properties: {call:?} returned {reply:?}"))
-}
-
-/// A writable device that was bound before the call and still is prevents a second one, whichever program bound it. Another program may
-/// bind one in the same round, which the call can then return.
-fn second_writable_device(
-    before: &State,
-    events: &[Event],
-    call: &Call,
-    reply: &Reply,
-    after: &[Attachment],
-) -> Result<(), String> {
-    let Some((file, request, attachment)) = attached(call, reply) else { return Ok(()) };
-    let is_of_another =
-        |event: &Event| matches!(event, Event::Bound { attachment: bound, .. } if bound.is_same(attachment));
-    let is_known = before.devices.iter().any(|device| device.attachment.is_same(attachment))
-        || events.iter().any(is_of_another);
-    if request.mapping.read_only || is_known {
-        return Ok(());
-    }
-    let is_first = |device: &&Device| {
-        device.file == file
-            && !device.attachment.mapping.read_only
-            && after.iter().any(|found| found.is_same(&device.attachment))
-    };
-    match before.devices.iter().find(is_first) {
-        Some(first) => Err(format!(
-            "a file has got a second writable device: {call:?} returned {reply:?} beside {first:?}"
-        )),
-        None => Ok(()),
-    }
 }
 
 /// A descriptor stays with its attachment.
@@ -146,43 +114,4 @@ fn found_devices(before: &State, call: &Call, reply: &Reply, after: &[Attachment
         Some(stale) => Err(format!("{call:?} found {stale:?}, which was not attached")),
         None => Ok(()),
     }
-}
-
-/// The library neither detaches nor changes a device of another program, unless a call names its file and thereby takes the device
-/// over: `ensure_attached`, `detach_all`, and calls on the handles that the former returned.
-fn other_programs(before: &State, events: &[Event], after: &[Attachment]) -> Result<(), String> {
-    for device in before.devices.iter().filter(|device| device.foreign) {
-        let is_of_handle = |call: &Call| {
-            call.handle()
-                .and_then(|handle| before.of_handle(handle))
-                .is_some_and(|at| before.devices[at].attachment.is_same(&device.attachment))
-        };
-        let may_change = |event: &Event| match event {
-            Event::Replied { call, .. } | Event::Interrupted { call, .. } => match call {
-                Call::EnsureAttached { file, .. } | Call::DetachAll { file } => *file == device.file,
-                call => is_of_handle(call),
-            },
-            Event::Unbound { index } => *index == device.attachment.index,
-            Event::Left { .. } | Event::Died { .. } => device.attachment.auto_clear,
-            Event::Bound { .. } => false,
-        };
-        if !events.iter().any(may_change) {
-            ensure(after.contains(&device.attachment), || {
-                let now = after.iter().find(|found| found.index == device.attachment.index);
-                format!("a device of another program was detached or changed: {device:?} is now {now:?}")
-            })?;
-        }
-    }
-    Ok(())
-}
-
-fn capacities(before: &State, after: &[Attachment]) -> Result<(), String> {
-    for device in &before.devices {
-        if let Some(now) = after.iter().find(|found| found.is_same(&device.attachment)) {
-            ensure(now.size >= device.attachment.size, || {
-                format!("a capacity shrank: {device:?} is now {now:?}")
-            })?;
-        }
-    }
-    Ok(())
 }

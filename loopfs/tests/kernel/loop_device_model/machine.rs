@@ -12,10 +12,11 @@ use super::calls::{Attachment, Call, Handle, Mapping};
 use super::event::{Event, User};
 use super::invariants::ensure;
 use super::outside::{self, Hold};
-use super::plan::{OutsideAct, PlannedCall, Step};
+use super::plan::{OutsideAct, Step};
 use super::reference::{FileFacts, State};
 use super::worker::{self, Worker};
 use super::{FILES, FORMATTED, PRIVATE, RANGE, WORKERS, file_path, invariants, observed};
+use crate::disk::mkfs;
 use crate::environment::directory;
 
 /// The size of a file at first, larger than the size limits of the plan. An XFS has at least 300 MiB.
@@ -47,10 +48,10 @@ impl Machine {
             let size = if file == FORMATTED { FORMATTED_SIZE } else { SIZE };
             File::create_new(file_path(directory.path(), file)).unwrap().set_len(size).unwrap();
         }
-        outside::format(&file_path(directory.path(), FORMATTED));
+        mkfs(&[], &file_path(directory.path(), FORMATTED));
         let facts = |file: usize| {
             let metadata = std::fs::metadata(file_path(directory.path(), file)).unwrap();
-            FileFacts::new(metadata.ino(), metadata.len())
+            FileFacts { inode: metadata.ino(), size: metadata.len(), has_been_read_only: false }
         };
         Self {
             holds: BTreeMap::new(),
@@ -76,12 +77,11 @@ impl Machine {
                 for (worker, planned) in calls {
                     // A handle is used by one call at a time.
                     let is_possible = |call: &Call| call.handle().is_none_or(|handle| used.insert(handle));
-                    let call = self.call(worker, planned).filter(is_possible);
+                    let call = self.resolved(worker, planned).filter(is_possible);
                     resolved.extend(call.map(|call| (worker, call)));
                 }
                 self.round(resolved, outside, kill)
             }
-            Step::UseUpRange { worker } => self.round(vec![(worker, Call::UseUpRange)], None, None),
             Step::Use { nth, mount } => {
                 self.hold(nth, mount);
                 Ok(())
@@ -98,41 +98,34 @@ impl Machine {
         }
     }
 
-    /// Returns the call with the handles that exist now.
-    fn call(&mut self, worker: usize, planned: PlannedCall) -> Option<Call> {
-        let handle = |nth: usize| {
-            let users = self
-                .state
-                .devices
-                .iter()
-                .flat_map(|device| device.users.iter().map(|user| (user, device.file)));
-            let of_worker = users.filter_map(|(user, file)| match user {
-                User::Handle(handle) if handle.worker == worker => Some((*handle, file)),
-                _ => None,
-            });
-            let all: Vec<_> = of_worker.collect();
-            (!all.is_empty()).then(|| all[nth % all.len()])
-        };
-        Some(match planned {
-            PlannedCall::Attach { file, request, keep } => {
-                Call::Attach { file, request, keep: keep.then(|| self.new_handle(worker)) }
+    /// Returns a planned call with handles that exist now.
+    fn resolved(&mut self, worker: usize, mut call: Call) -> Option<Call> {
+        match &mut call {
+            Call::Attach { keep: Some(handle), .. } | Call::EnsureAttached { keep: Some(handle), .. } => {
+                *handle = self.new_handle(worker);
             }
-            PlannedCall::EnsureAttached { file, request, keep } => {
-                Call::EnsureAttached { file, request, keep: keep.then(|| self.new_handle(worker)) }
+            Call::RefreshCapacity { handle, file } => {
+                (*handle, *file) = self.existing_handle(worker, handle.number)?;
             }
-            PlannedCall::Find { file } => Call::Find { file },
-            PlannedCall::List => Call::List,
-            PlannedCall::DetachAll { file } => Call::DetachAll { file },
-            PlannedCall::Detach { nth, tells_pool } => Call::Detach { handle: handle(nth)?.0, tells_pool },
-            PlannedCall::CancelDetach { nth } => Call::CancelDetach { handle: handle(nth)?.0 },
-            PlannedCall::RefreshCapacity { nth } => {
-                let (handle, file) = handle(nth)?;
-                Call::RefreshCapacity { handle, file }
-            }
-            PlannedCall::Status { nth } => Call::Status { handle: handle(nth)?.0 },
-            PlannedCall::Close { nth } => Call::Close { handle: handle(nth)?.0 },
-            PlannedCall::RemoveIdle { keep } => Call::RemoveIdle { keep },
-        })
+            Call::Detach { handle, .. }
+            | Call::CancelDetach { handle }
+            | Call::Status { handle }
+            | Call::Close { handle } => *handle = self.existing_handle(worker, handle.number)?.0,
+            _ => {}
+        }
+        Some(call)
+    }
+
+    /// Returns one of the handles of a worker, and the file of its device.
+    fn existing_handle(&self, worker: usize, nth: u64) -> Option<(Handle, usize)> {
+        let devices = self.state.devices.iter();
+        let users = devices.flat_map(|device| device.users.iter().map(|user| (user, device.file)));
+        let of_worker = users.filter_map(|(user, file)| match user {
+            User::Handle(handle) if handle.worker == worker => Some((*handle, file)),
+            _ => None,
+        });
+        let all: Vec<_> = of_worker.collect();
+        (!all.is_empty()).then(|| all[nth as usize % all.len()])
     }
 
     fn new_handle(&mut self, worker: usize) -> Handle {
@@ -291,7 +284,7 @@ impl Machine {
     /// Detaches everything. Then no device may be bound, and no index of the range may remain.
     pub(super) fn finish(&mut self) -> Result<(), String> {
         for worker in 0..WORKERS {
-            while let Some(call) = self.call(worker, PlannedCall::Close { nth: 0 }) {
+            while let Some(call) = self.resolved(worker, Call::Close { handle: Handle::planned(0) }) {
                 self.round(vec![(worker, call)], None, None)?;
             }
         }

@@ -20,11 +20,10 @@ mod worker;
 
 use std::ops::Range;
 use std::path::{Path, PathBuf};
-use std::time::{SystemTime, UNIX_EPOCH};
 
 use machine::Machine;
 
-use crate::environment::Leaks;
+use crate::environment::{Leaks, number_from, seed};
 
 /// The processes that use the library.
 const WORKERS: usize = 3;
@@ -41,20 +40,15 @@ fn file_path(directory: &Path, file: usize) -> PathBuf {
     directory.join(format!("file-{file}"))
 }
 
-fn from_environment(variable: &str) -> Option<u64> {
-    std::env::var(variable).ok().map(|text| text.parse().unwrap_or_else(|_| panic!("{variable}={text}")))
-}
-
 #[test]
 fn devices_match_the_reference_model() {
     if let Some(directory) = std::env::var_os(worker::WORKER) {
         return worker::run(Path::new(&directory));
     }
-    let time = || SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_micros() as u64;
-    let seed = from_environment("LOOPFS_TEST_SEED").unwrap_or_else(time);
-    let count = from_environment("LOOPFS_TEST_STEPS").map_or(DEFAULT_STEPS, |steps| steps as usize);
+    let seed = seed();
+    let count = number_from("LOOPFS_TEST_STEPS").map_or(DEFAULT_STEPS, |steps| steps as usize);
     println!("LOOPFS_TEST_SEED={seed} LOOPFS_TEST_STEPS={count}");
-    let leaks = Leaks::watch();
+    let _leaks = Leaks::watch();
     let mut machine = Machine::new();
     for (number, step) in plan::steps(seed, count).into_iter().enumerate() {
         if let Err(problem) = machine.perform(step) {
@@ -66,6 +60,4 @@ fn devices_match_the_reference_model() {
         machine.print_history();
         panic!("after the last step with LOOPFS_TEST_SEED={seed}: {problem}");
     }
-    drop(machine);
-    leaks.check();
 }

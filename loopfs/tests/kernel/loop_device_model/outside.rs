@@ -10,12 +10,6 @@ use nix::mount::{MntFlags, MsFlags, mount, umount2};
 
 use crate::environment::path_from;
 
-/// Formats a file with XFS, so that its devices can be mounted.
-pub(super) fn format(file: &Path) {
-    let output = Command::new(path_from("LOOPFS_TEST_MKFS_XFS")).arg("-q").arg(file).output().unwrap();
-    assert!(output.status.success(), "{output:?}");
-}
-
 /// Binds a file to a device, the lowest free one if none is given. Returns `None` if the device is bound already.
 pub(super) fn bind(file: &Path, read_only: bool, index: Option<u32>, losetup: bool) -> Option<u32> {
     if let Some(index) = index

@@ -6,15 +6,15 @@ use proptest::prelude::*;
 use proptest::strategy::ValueTree;
 use proptest::test_runner::{Config, RngAlgorithm, TestRng, TestRunner};
 
-use super::calls::{Index, Mapping, Request};
+use super::calls::{Call, Handle, Index, Mapping, Request};
 use super::{FILES, PRIVATE, RANGE, WORKERS};
 
-/// One step. A number `nth` selects one of the devices, handles or users that exist at that time.
+/// One step. A number `nth` selects one of the devices or users that exist at that time, and [`Handle::planned`] one of the handles.
 #[derive(Clone, Debug)]
 pub(super) enum Step {
     /// Concurrent calls of the workers, and at the same time an act of another program, and a kill.
     Round {
-        calls: Vec<(usize, PlannedCall)>,
+        calls: Vec<(usize, Call)>,
         outside: Option<OutsideAct>,
         /// Kills the worker this long after the calls have begun.
         kill: Option<(usize, Duration)>,
@@ -27,25 +27,6 @@ pub(super) enum Step {
     Expand {
         file: usize,
     },
-    /// One pool returns every idle index of the range.
-    UseUpRange {
-        worker: usize,
-    },
-}
-
-#[derive(Clone, Debug)]
-pub(super) enum PlannedCall {
-    Attach { file: usize, request: Request, keep: bool },
-    EnsureAttached { file: usize, request: Request, keep: bool },
-    Find { file: usize },
-    List,
-    DetachAll { file: usize },
-    Detach { nth: usize, tells_pool: bool },
-    CancelDetach { nth: usize },
-    RefreshCapacity { nth: usize },
-    Status { nth: usize },
-    Close { nth: usize },
-    RemoveIdle { keep: usize },
 }
 
 /// An act of a program that does not use the library.
@@ -78,35 +59,39 @@ pub(super) fn steps(seed: u64, count: usize) -> Vec<Step> {
 
 fn step() -> impl Strategy<Value = Step> {
     let kill = (0..WORKERS, (0..6000u64).prop_map(Duration::from_micros));
-    let calls = prop::collection::vec((0..WORKERS, planned_call()), 1..=3);
+    let calls = prop::collection::vec((0..WORKERS, call()), 1..=3);
     prop_oneof![
-        24 => (0..WORKERS, planned_call())
-            .prop_map(|call| Step::Round { calls: vec![call], outside: None, kill: None }),
+        24 => (0..WORKERS, call()).prop_map(|(worker, call)| alone(worker, call)),
         24 => (calls, prop::option::weighted(0.3, outside_act()), prop::option::weighted(0.15, kill))
             .prop_map(|(calls, outside, kill)| Step::Round { calls, outside, kill }),
         6 => outside_act()
             .prop_map(|act| Step::Round { calls: Vec::new(), outside: Some(act), kill: None }),
         5 => (any::<usize>(), prop::bool::weighted(0.3)).prop_map(|(nth, mount)| Step::Use { nth, mount }),
         3 => (0..FILES).prop_map(|file| Step::Expand { file }),
-        2 => (0..WORKERS).prop_map(|worker| Step::UseUpRange { worker }),
+        2 => (0..WORKERS).prop_map(|worker| alone(worker, Call::UseUpRange)),
     ]
 }
 
-fn planned_call() -> impl Strategy<Value = PlannedCall> {
-    let nth = any::<usize>;
-    let attachment = || (0..PRIVATE, request(), prop::bool::weighted(0.6));
+fn alone(worker: usize, call: Call) -> Step {
+    Step::Round { calls: vec![(worker, call)], outside: None, kill: None }
+}
+
+fn call() -> impl Strategy<Value = Call> {
+    let handle = || any::<u64>().prop_map(Handle::planned);
+    let keep = || prop::option::weighted(0.6, Just(Handle::planned(0)));
+    let attachment = || (0..PRIVATE, request(), keep());
     prop_oneof![
-        6 => attachment().prop_map(|(file, request, keep)| PlannedCall::Attach { file, request, keep }),
-        10 => attachment().prop_map(|(file, request, keep)| PlannedCall::EnsureAttached { file, request, keep }),
-        2 => (0..PRIVATE).prop_map(|file| PlannedCall::Find { file }),
-        1 => Just(PlannedCall::List),
-        4 => (0..PRIVATE).prop_map(|file| PlannedCall::DetachAll { file }),
-        4 => (nth(), any::<bool>()).prop_map(|(nth, tells_pool)| PlannedCall::Detach { nth, tells_pool }),
-        3 => nth().prop_map(|nth| PlannedCall::CancelDetach { nth }),
-        3 => nth().prop_map(|nth| PlannedCall::RefreshCapacity { nth }),
-        2 => nth().prop_map(|nth| PlannedCall::Status { nth }),
-        4 => nth().prop_map(|nth| PlannedCall::Close { nth }),
-        2 => (0..4usize).prop_map(|keep| PlannedCall::RemoveIdle { keep }),
+        6 => attachment().prop_map(|(file, request, keep)| Call::Attach { file, request, keep }),
+        10 => attachment().prop_map(|(file, request, keep)| Call::EnsureAttached { file, request, keep }),
+        2 => (0..PRIVATE).prop_map(|file| Call::Find { file }),
+        1 => Just(Call::List),
+        4 => (0..PRIVATE).prop_map(|file| Call::DetachAll { file }),
+        4 => (handle(), any::<bool>()).prop_map(|(handle, tells_pool)| Call::Detach { handle, tells_pool }),
+        3 => handle().prop_map(|handle| Call::CancelDetach { handle }),
+        3 => handle().prop_map(|handle| Call::RefreshCapacity { handle, file: 0 }),
+        2 => handle().prop_map(|handle| Call::Status { handle }),
+        4 => handle().prop_map(|handle| Call::Close { handle }),
+        2 => (0..4usize).prop_map(|keep| Call::RemoveIdle { keep }),
     ]
 }
 

@@ -2,8 +2,9 @@
 
 use std::collections::BTreeSet;
 
-use super::calls::{Attachment, Call, Failure, Handle, Reply, Request};
+use super::calls::{Attachment, Call, Handle, Index, Reply, Request};
 use super::event::{Event, User};
+use crate::failure::Failure;
 
 /// A device that is bound to one of the files.
 #[derive(Clone, Debug)]
@@ -43,13 +44,7 @@ pub(super) struct FileFacts {
     pub(super) inode: u64,
     pub(super) size: u64,
     /// The library has attached the file read-only, and no longer looks for read-only devices of other programs.
-    has_been_read_only: bool,
-}
-
-impl FileFacts {
-    pub(super) fn new(inode: u64, size: u64) -> Self {
-        Self { inode, size, has_been_read_only: false }
-    }
+    pub(super) has_been_read_only: bool,
 }
 
 /// The index of a device that a killed worker may have bound, and that was gone before it was seen.
@@ -331,7 +326,7 @@ impl State {
     }
 
     fn uses_index_of(&self, request: &Request) -> bool {
-        let super::calls::Index::Exact(index) = request.index else { return false };
+        let Index::Exact(index) = request.index else { return false };
         self.devices
             .iter()
             .any(|device| device.attachment.index == index || device.attachment.index == UNSEEN)

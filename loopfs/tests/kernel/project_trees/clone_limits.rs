@@ -7,11 +7,13 @@ use std::path::Path;
 use loopfs::project_quota::Limits;
 use loopfs::project_tree::{SkipReason, SkippedEntry};
 use loopfs::{Bytes, ErrorKind, Inodes, test_support};
+use nix::errno::Errno;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 
 use super::clone::{clone_into, set_attribute};
 use super::{Fixture, fingerprint};
 use crate::environment::{quota, scratch, xfs, xfs_without_quota};
+use crate::fixtures::{assert_fails, assert_refused};
 
 /// Creates a file with many extents: every second block is a hole.
 fn write_pieces(path: &Path, pieces: u64) {
@@ -35,8 +37,7 @@ fn a_low_limit_truncates_no_file() {
     for pieces in [1, 2, PIECES / 3, PIECES - 1] {
         let copy = fixture.empty_copy();
         quota(&root).set_limits(fixture.id, Limits::hard(Bytes(pieces * 4096), Inodes(100))).unwrap();
-        let error = clone_into(&fixture.tree(), &copy).unwrap_err();
-        assert_eq!(error.kind(), ErrorKind::NoSpace, "{pieces}: {error}");
+        let error = assert_fails(clone_into(&fixture.tree(), &copy), ErrorKind::NoSpace);
         assert!(error.to_string().contains("\"pieces\"") && error.to_string().contains("limit"), "{error}");
         assert_eq!(fs::read_dir(&copy).unwrap().count(), 0, "no part of the file is left");
         fs::remove_dir(&copy).unwrap();
@@ -52,7 +53,6 @@ fn a_low_limit_truncates_no_file() {
     let bytes = fs::metadata(copy.join("pieces")).unwrap().blocks() * 512;
     assert!((PIECES * 4096..PIECES * 4096 + 65536).contains(&bytes), "{bytes}");
     quota(&root).clear_limits(fixture.id).unwrap();
-    fixture.end();
 }
 
 #[test]
@@ -64,10 +64,8 @@ fn too_few_inodes_are_an_error() {
     let root = File::open(xfs()).unwrap();
     let copy = fixture.empty_copy();
     quota(&root).set_limits(fixture.id, Limits::hard(Bytes(1 << 20), Inodes(5))).unwrap();
-    let error = clone_into(&fixture.tree(), &copy).unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::NoSpace, "{error}");
+    assert_fails(clone_into(&fixture.tree(), &copy), ErrorKind::NoSpace);
     quota(&root).clear_limits(fixture.id).unwrap();
-    fixture.end();
 }
 
 /// The target must be an empty directory beside the source on the same file system, and not inside the source.
@@ -77,11 +75,9 @@ fn unsuitable_clone_targets_are_refused() {
     fs::create_dir(fixture.tree().join("in it")).unwrap();
     fs::write(fixture.tree().join("file"), "content").unwrap();
     let (tree, file) = (fixture.tree(), fixture.tree().join("file"));
-    let error = clone_into(&tree, &tree.join("in it")).unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::InvalidInput, "{error}");
+    let error = assert_fails(clone_into(&tree, &tree.join("in it")), ErrorKind::InvalidInput);
     assert!(error.to_string().contains("is inside it"), "{error}");
-    let error = clone_into(&tree, &fixture.outside()).unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::AlreadyExists, "{error}");
+    assert_fails(clone_into(&tree, &fixture.outside()), ErrorKind::AlreadyExists);
     let copy = fixture.empty_copy();
     for (source, target) in [(&file, &copy), (&copy, &file)] {
         let error = clone_into(source, target).unwrap_err();
@@ -89,14 +85,11 @@ fn unsuitable_clone_targets_are_refused() {
     }
     fs::remove_dir(tree.join("in it")).unwrap();
     let elsewhere = tempfile::tempdir_in(xfs_without_quota()).unwrap();
-    let error = clone_into(&tree, elsewhere.path()).unwrap_err();
-    assert_eq!((error.kind(), error.errno()), (ErrorKind::InvalidInput, Some(libc::EXDEV)), "{error}");
+    assert_refused(clone_into(&tree, elsewhere.path()), ErrorKind::InvalidInput, Some(Errno::EXDEV));
     let (one, other) = (scratch(), scratch());
     fs::write(one.path().join("file"), "content").unwrap();
-    let error = clone_into(one.path(), other.path()).unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::Unsupported, "{error}");
+    let error = assert_fails(clone_into(one.path(), other.path()), ErrorKind::Unsupported);
     assert!(error.to_string().contains("reflink=1"), "{error}");
-    fixture.end();
 }
 
 #[test]
@@ -125,7 +118,6 @@ fn uncloneable_entries_are_skipped_and_reported() {
         assert!(!copy.join(path).exists());
     }
     assert_eq!(fs::read(copy.join("whole")).unwrap(), b"content");
-    fixture.end();
 }
 
 #[test]
@@ -147,5 +139,4 @@ fn a_file_size_limit_truncates_nothing() {
         }
         Err(error) => assert_eq!(error.kind(), ErrorKind::NoSpace, "{error}"),
     }
-    fixture.end();
 }

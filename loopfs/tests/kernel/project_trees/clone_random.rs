@@ -133,6 +133,5 @@ proptest! {
         assert_equal_trees(&read_tree_metadata(&copy), &expected);
         let unchanged = without_access_times_of_links;
         assert_equal_trees(&unchanged(read_tree_metadata(&fixture.tree())), &unchanged(expected));
-        fixture.end();
     }
 }

@@ -13,26 +13,26 @@ mod shapes;
 mod special_files;
 
 use std::fs::File;
-use std::os::fd::AsFd;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use loopfs::project_quota::{ProjectId, project_of};
-use loopfs::project_tree::{HardLinks, Skipped, TreeCheck, TreeReport, check_tree, tag_tree};
+use loopfs::project_tree::{HardLinks, TreeCheck, TreeReport, check_tree, tag_tree};
 use nix::sys::stat::Mode;
 
-use crate::environment::{Leaks, directory, quota, xfs};
+use crate::environment::{Leaks, directory, linux_at_least, project, quota, xfs};
 
 /// A tree on the quota file system, and beside it a directory that does not belong to its project.
 struct Fixture {
-    leaks: Leaks,
     directory: tempfile::TempDir,
     id: ProjectId,
+    /// Checks last that nothing of the deleted files stays charged.
+    _leaks: Leaks,
 }
 
 impl Fixture {
     fn new(id: u32) -> Self {
-        let fixture = Self { leaks: Leaks::watch(), directory: directory(), id: ProjectId::new(id).unwrap() };
+        let fixture = Self { _leaks: Leaks::watch(), directory: directory(), id: project(id) };
         std::fs::create_dir(fixture.tree()).unwrap();
         std::fs::create_dir(fixture.outside()).unwrap();
         std::fs::write(fixture.outside().join("file"), "another tenant's").unwrap();
@@ -54,11 +54,11 @@ impl Fixture {
     }
 
     fn tag_with(&self, hard_links: HardLinks) -> loopfs::Result<TreeReport> {
-        tag_tree(File::open(self.tree()).unwrap().as_fd(), self.id, hard_links, |_| {})
+        tag_tree(File::open(self.tree()).unwrap(), self.id, hard_links, |_| {})
     }
 
     fn check(&self) -> TreeCheck {
-        check_tree(File::open(self.tree()).unwrap().as_fd(), self.id, |_| {}).unwrap()
+        check_tree(File::open(self.tree()).unwrap(), self.id, |_| {}).unwrap()
     }
 
     /// Returns the bytes and inodes that are charged to the project.
@@ -69,30 +69,15 @@ impl Fixture {
         quota.finish_inactivation(self.id).unwrap();
         quota.usage(self.id).unwrap().map_or((0, 0), |usage| (usage.bytes.0, usage.inodes.0))
     }
-
-    /// Removes all files. Nothing of them may stay charged.
-    fn end(self) {
-        self.directory.close().unwrap();
-        self.leaks.check();
-    }
 }
 
-/// Returns each inode below a directory with its change time, which any change of an attribute, content or
-/// name updates.
-fn fingerprint(directory: &Path) -> Vec<(PathBuf, u64, i64, i64)> {
-    let mut all = Vec::new();
-    let mut directories = vec![directory.to_owned()];
-    while let Some(directory) = directories.pop() {
-        let status = std::fs::symlink_metadata(&directory).unwrap();
-        all.push((directory.clone(), status.ino(), status.ctime(), status.ctime_nsec()));
-        for entry in std::fs::read_dir(&directory).unwrap() {
-            let path = entry.unwrap().path();
-            let status = std::fs::symlink_metadata(&path).unwrap();
-            if status.is_dir() {
-                directories.push(path);
-            } else {
-                all.push((path, status.ino(), status.ctime(), status.ctime_nsec()));
-            }
+/// Returns each inode of a tree with its change time, which any change of an attribute, content or name updates.
+pub(crate) fn fingerprint(path: &Path) -> Vec<(PathBuf, u64, i64, i64)> {
+    let status = std::fs::symlink_metadata(path).unwrap();
+    let mut all = vec![(path.to_owned(), status.ino(), status.ctime(), status.ctime_nsec())];
+    if status.is_dir() {
+        for entry in std::fs::read_dir(path).unwrap() {
+            all.extend(fingerprint(&entry.unwrap().path()));
         }
     }
     all.sort();
@@ -110,12 +95,5 @@ fn make_fifo(path: &Path) {
 /// Returns `true` if the kernel has `file_setattr(2)`, without which the project of a special file cannot be
 /// changed.
 fn has_file_setattr() -> bool {
-    let name = nix::sys::utsname::uname().unwrap();
-    let release = name.release().to_str().unwrap();
-    let mut numbers = release.split(['.', '-']).map(|part| part.parse::<u32>().unwrap_or(0));
-    (numbers.next().unwrap(), numbers.next().unwrap()) >= (6, 17)
-}
-
-fn nothing() -> Skipped {
-    Skipped::default()
+    linux_at_least(6, 17)
 }

@@ -1,18 +1,17 @@
 //! Tests of trees whose owner moves entries during the walk.
 
 use std::fs::{self, File};
-use std::os::fd::AsFd;
 use std::os::unix::fs::{MetadataExt, symlink};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use loopfs::ErrorKind;
-use loopfs::project_quota::ProjectId;
 use loopfs::project_tree::{HardLinks, TreeReport, check_tree, clear_tree, tag_tree};
 use nix::fcntl::{AT_FDCWD, RenameFlags, renameat2};
+use rstest::rstest;
 
 use super::{Fixture, fingerprint, project_at};
-use crate::environment::{quota, xfs};
+use crate::environment::{project, quota, xfs};
 
 /// The number of files in a directory. It is large enough that the walk reports progress while it is among
 /// them.
@@ -53,7 +52,7 @@ fn assert_untouched(directory: &Path) {
 /// Tags the tree and calls `act` once while the walk is in `tree/a/b`.
 fn tag_and_act(fixture: &Fixture, act: impl FnOnce()) -> TreeReport {
     let mut act = Some(act);
-    let report = tag_tree(File::open(fixture.tree()).unwrap().as_fd(), fixture.id, HardLinks::Skip, |_| {
+    let report = tag_tree(File::open(fixture.tree()).unwrap(), fixture.id, HardLinks::Skip, |_| {
         if let Some(act) = act.take() {
             act();
         }
@@ -62,32 +61,19 @@ fn tag_and_act(fixture: &Fixture, act: impl FnOnce()) -> TreeReport {
     report.unwrap()
 }
 
-/// The directory is moved out of the tree while the walk is in it.
-#[test]
-fn walks_stay_inside_after_a_move() {
+/// The directory is moved out of the tree while the walk is in it, alone or with its parent.
+#[rstest]
+#[case::alone("a/b", "b")]
+#[case::with_its_parent("a", "a")]
+fn walks_stay_inside_after_a_move(#[case] from: &str, #[case] to: &str) {
     let fixture = Fixture::new(5301);
     populate(&fixture);
     let (tree, outside) = (fixture.tree(), fixture.outside());
     let before = fingerprint(&outside.join("directory"));
-    tag_and_act(&fixture, || fs::rename(tree.join("a/b"), outside.join("b")).unwrap());
+    tag_and_act(&fixture, || fs::rename(tree.join(from), outside.join(to)).unwrap());
     assert_eq!(fingerprint(&outside.join("directory")), before);
     assert_untouched(&outside);
     assert!(fixture.check().is_clean());
-    fixture.end();
-}
-
-/// The directory is moved out of the tree with its parent while the walk is in it.
-#[test]
-fn walks_stay_inside_after_parent_moves() {
-    let fixture = Fixture::new(5302);
-    populate(&fixture);
-    let (tree, outside) = (fixture.tree(), fixture.outside());
-    let before = fingerprint(&outside.join("directory"));
-    tag_and_act(&fixture, || fs::rename(tree.join("a"), outside.join("a")).unwrap());
-    assert_eq!(fingerprint(&outside.join("directory")), before);
-    assert_untouched(&outside);
-    assert!(fixture.check().is_clean());
-    fixture.end();
 }
 
 #[test]
@@ -105,13 +91,10 @@ fn another_pass_tags_a_replacement() {
         clear_tree(File::open(tree.join("a")).unwrap(), fixture.id).unwrap();
     });
     assert_eq!(project_at(&tree.join("a/c/file")), 5303, "{report:?}");
-    assert_eq!(
-        report.passes, 3,
-        "one pass was disturbed, one changed entries, and one found the tree stable"
-    );
+    // One pass was disturbed, one changed entries, and one found the tree stable.
+    assert_eq!(report.passes, 3);
     assert!(fixture.check().is_clean());
     assert_untouched(&fixture.outside());
-    fixture.end();
 }
 
 #[test]
@@ -121,7 +104,7 @@ fn a_check_reports_concurrent_modification() {
     fixture.tag().unwrap();
     let tree = fixture.tree();
     let mut replaced = false;
-    let check = check_tree(File::open(&tree).unwrap().as_fd(), fixture.id, |_| {
+    let check = check_tree(File::open(&tree).unwrap(), fixture.id, |_| {
         if !std::mem::replace(&mut replaced, true) {
             fs::rename(tree.join("a/b"), tree.join("b")).unwrap();
             fs::rename(tree.join("a"), fixture.outside().join("a")).unwrap();
@@ -132,7 +115,6 @@ fn a_check_reports_concurrent_modification() {
     assert!(replaced && check.unwrap().disturbed);
     let check = fixture.check();
     assert!(check.is_clean() && !check.disturbed, "{check:?}");
-    fixture.end();
 }
 
 /// Another directory has the inode number of the removed parent.
@@ -164,12 +146,11 @@ fn a_reused_inode_number_is_noticed() {
     let decoy = decoy.unwrap();
     assert_untouched(&decoy);
     assert_eq!(project_at(&decoy.join("b")), 5304, "the directory was in the tree when the walk entered it");
-    fixture.end();
 }
 
 /// Renames entries continuously until `until` is set, and ignores refused renames: while the tree is being
 /// tagged, the kernel refuses some with EXDEV.
-pub(super) fn rename_at_random(tree: &Path, outside: &Path, until: &AtomicBool) -> u64 {
+fn rename_at_random(tree: &Path, outside: &Path, until: &AtomicBool) -> u64 {
     let mut renamed = 0;
     let exchange = |one: &Path, other: &Path| {
         renameat2(AT_FDCWD, one, AT_FDCWD, other, RenameFlags::RENAME_EXCHANGE).is_ok()
@@ -191,9 +172,8 @@ pub(super) fn rename_at_random(tree: &Path, outside: &Path, until: &AtomicBool) 
     renamed
 }
 
-#[test]
-fn concurrent_renames_never_change_anything_outside() {
-    let fixture = Fixture::new(5305);
+/// Runs `walk` while entries of the tree are renamed at random.
+pub(super) fn while_renaming(fixture: &Fixture, walk: impl FnOnce()) {
     let (tree, outside) = (fixture.tree(), fixture.outside());
     for directory in ["a/b", "c/directory/below", "d/e/below", "f/g/below"] {
         fs::create_dir_all(tree.join(directory)).unwrap();
@@ -203,31 +183,38 @@ fn concurrent_renames_never_change_anything_outside() {
     }
     File::create(tree.join("c/file")).unwrap();
     symlink(&outside, tree.join("link")).unwrap();
-    let decoys = [outside.join("directory"), outside.join("file")];
-    let before = decoys.each_ref().map(|path| (fs::metadata(path).unwrap().ctime_nsec(), project_at(path)));
-    let other = ProjectId::new(5306).unwrap();
-    let root = File::open(&tree).unwrap();
     let ended = AtomicBool::new(false);
     let renamed = std::thread::scope(|scope| {
         let renaming = scope.spawn(|| rename_at_random(&tree, &outside, &ended));
-        for round in 0..40 {
-            let id = if round % 2 == 0 { fixture.id } else { other };
-            match tag_tree(root.as_fd(), id, HardLinks::Skip, |_| {}) {
-                Ok(_) => {}
-                Err(error) => assert_eq!(error.kind(), ErrorKind::Busy, "{error}"),
-            }
-            check_tree(root.as_fd(), id, |_| {}).unwrap();
-        }
+        walk();
         ended.store(true, Ordering::Relaxed);
         renaming.join().unwrap()
     });
     assert!(renamed > 0, "nothing was renamed");
+}
+
+#[test]
+fn concurrent_renames_never_change_anything_outside() {
+    let fixture = Fixture::new(5305);
+    let (tree, outside) = (fixture.tree(), fixture.outside());
+    let decoys = [outside.join("directory"), outside.join("file")];
+    let before = decoys.each_ref().map(|path| (fs::metadata(path).unwrap().ctime_nsec(), project_at(path)));
+    let other = project(5306);
+    let root = File::open(&tree).unwrap();
+    while_renaming(&fixture, || {
+        for round in 0..40 {
+            let id = if round % 2 == 0 { fixture.id } else { other };
+            match tag_tree(&root, id, HardLinks::Skip, |_| {}) {
+                Ok(_) => {}
+                Err(error) => assert_eq!(error.kind(), ErrorKind::Busy, "{error}"),
+            }
+            check_tree(&root, id, |_| {}).unwrap();
+        }
+    });
     let after = decoys.each_ref().map(|path| (fs::metadata(path).unwrap().ctime_nsec(), project_at(path)));
     assert_eq!(after, before);
     assert_eq!(project_at(&outside), 0);
     assert_eq!(project_at(&outside.join("directory/file")), 0);
     fixture.tag().unwrap();
     assert!(fixture.check().is_clean());
-    drop(root);
-    fixture.end();
 }

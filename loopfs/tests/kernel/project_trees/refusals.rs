@@ -1,18 +1,19 @@
 //! Tests of operations that the kernel refuses, and of which of these errors end the walk.
 
 use std::fs::{self, File, Permissions};
-use std::os::fd::AsFd;
 use std::os::unix::fs::{PermissionsExt, chown};
 
 use loopfs::ErrorKind;
 use loopfs::mount::{MountFlags, bind_mount, unmount};
-use loopfs::project_quota::{ProjectId, assign_project};
-use loopfs::project_tree::{HardLinks, SkipReason, SkippedEntry, check_tree, tag_tree};
-use nix::unistd::{Uid, setfsuid};
+use loopfs::project_quota::assign_project;
+use loopfs::project_tree::{HardLinks, SkipReason, Skipped, SkippedEntry, check_tree, tag_tree};
+use nix::errno::Errno;
 use rustix::fs::{IFlags, ioctl_getflags, ioctl_setflags};
 
-use super::{Fixture, has_file_setattr, nothing, project_at};
-use crate::environment::scratch;
+use super::{Fixture, has_file_setattr, project_at};
+use crate::environment::{project, scratch};
+use crate::fixtures::{assert_fails, assert_refused};
+use crate::namespaces::as_user;
 
 #[test]
 fn tagging_keeps_a_file_immutable() {
@@ -25,12 +26,10 @@ fn tagging_keeps_a_file_immutable() {
     let report = fixture.tag().unwrap();
     // ioctl_iflags(2) forbids changes of the file and its name. The kernel does not count a project id as
     // either.
-    assert_eq!((report.changed, report.skipped), (2, nothing()));
+    assert_eq!((report.changed, report.skipped), (2, Skipped::default()));
     assert_eq!(project_at(&path), 5201);
     assert_eq!(ioctl_getflags(&file).unwrap(), flags | IFlags::IMMUTABLE | IFlags::NODUMP);
     ioctl_setflags(&file, flags).unwrap();
-    drop(file);
-    fixture.end();
 }
 
 /// The tree can still be checked through the mount.
@@ -40,26 +39,16 @@ fn tagging_a_read_only_mount_fails() {
     fs::write(fixture.tree().join("file"), "").unwrap();
     let target = scratch();
     let flags = MountFlags { read_only: true, ..MountFlags::default() };
-    bind_mount(File::open(fixture.tree()).unwrap().as_fd(), target.path(), flags).unwrap();
+    bind_mount(File::open(fixture.tree()).unwrap(), target.path(), flags).unwrap();
     let root = File::open(target.path()).unwrap();
-    let error = tag_tree(root.as_fd(), fixture.id, HardLinks::Skip, |_| {}).unwrap_err();
-    assert_eq!((error.kind(), error.errno()), (ErrorKind::ReadOnly, Some(libc::EROFS)));
-    assert_eq!(check_tree(root.as_fd(), fixture.id, |_| {}).unwrap().other_project, 2);
+    assert_refused(
+        tag_tree(&root, fixture.id, HardLinks::Skip, |_| {}),
+        ErrorKind::ReadOnly,
+        Some(Errno::EROFS),
+    );
+    assert_eq!(check_tree(&root, fixture.id, |_| {}).unwrap().other_project, 2);
     drop(root);
     unmount(target.path()).unwrap();
-    fixture.end();
-}
-
-/// Runs `act` as a user without capabilities over files. It uses a new thread, because credentials belong to
-/// a thread.
-fn as_user<T: Send>(uid: u32, act: impl FnOnce() -> T + Send) -> T {
-    std::thread::scope(|scope| {
-        let acting = scope.spawn(|| {
-            setfsuid(Uid::from_raw(uid));
-            act()
-        });
-        acting.join().unwrap()
-    })
 }
 
 /// Without capabilities, the owner cannot tag the files of others.
@@ -96,14 +85,17 @@ fn an_unprivileged_owner_tags_own_files() {
     );
 
     let outside = File::open(fixture.outside()).unwrap();
-    let error =
-        as_user(OWNER, || tag_tree(outside.as_fd(), fixture.id, HardLinks::Skip, |_| {})).unwrap_err();
-    assert_eq!((error.kind(), error.errno()), (ErrorKind::PermissionDenied, Some(libc::EPERM)));
+    assert_refused(
+        as_user(OWNER, || tag_tree(&outside, fixture.id, HardLinks::Skip, |_| {})),
+        ErrorKind::PermissionDenied,
+        Some(Errno::EPERM),
+    );
     let closed = File::open(tree.join("their directory")).unwrap();
-    let error = as_user(OWNER, || check_tree(closed.as_fd(), fixture.id, |_| {})).unwrap_err();
-    assert_eq!((error.kind(), error.errno()), (ErrorKind::PermissionDenied, Some(libc::EACCES)));
-    drop((outside, closed));
-    fixture.end();
+    assert_refused(
+        as_user(OWNER, || check_tree(&closed, fixture.id, |_| {})),
+        ErrorKind::PermissionDenied,
+        Some(Errno::EACCES),
+    );
 }
 
 #[test]
@@ -111,26 +103,23 @@ fn tagging_ends_despite_id_changes() {
     let fixture = Fixture::new(5204);
     fs::create_dir(fixture.tree().join("sub")).unwrap();
     let sub = File::open(fixture.tree().join("sub")).unwrap();
-    let other = ProjectId::new(5205).unwrap();
+    let other = project(5205);
     let mut passes = 0;
-    let error =
-        tag_tree(File::open(fixture.tree()).unwrap().as_fd(), fixture.id, HardLinks::Skip, |report| {
-            passes = report.passes;
-            assign_project(&sub, other).unwrap();
-        })
-        .unwrap_err();
+    let error = tag_tree(File::open(fixture.tree()).unwrap(), fixture.id, HardLinks::Skip, |report| {
+        passes = report.passes;
+        assign_project(&sub, other).unwrap();
+    })
+    .unwrap_err();
     assert_eq!((error.kind(), passes), (ErrorKind::Busy, 8));
-    drop(sub);
-    fixture.end();
 }
 
 /// The file system must support project ids.
 #[test]
 fn tagging_needs_a_suitable_directory() {
-    let id = ProjectId::new(5206).unwrap();
+    let id = project(5206);
     let tmpfs = scratch();
-    let error = tag_tree(File::open(tmpfs.path()).unwrap(), id, HardLinks::Skip, |_| {}).unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::Unsupported, "{error}");
+    let tagged = tag_tree(File::open(tmpfs.path()).unwrap(), id, HardLinks::Skip, |_| {});
+    assert_fails(tagged, ErrorKind::Unsupported);
     let path = tmpfs.path().join("file");
     fs::write(&path, "").unwrap();
     let error = tag_tree(File::open(&path).unwrap(), id, HardLinks::Skip, |_| {}).unwrap_err();

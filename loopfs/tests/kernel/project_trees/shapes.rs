@@ -2,21 +2,21 @@
 
 use std::ffi::OsStr;
 use std::fs::{self, File};
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use loopfs::project_quota::Limits;
-use loopfs::project_tree::{HardLinks, StrayInode, TreeReport, clear_tree, tag_tree};
+use loopfs::project_tree::{HardLinks, Skipped, StrayInode, TreeReport, check_tree, clear_tree, tag_tree};
 use loopfs::{Bytes, Inodes, test_support};
 use nix::fcntl::{OFlag, openat, renameat};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use nix::sys::stat::{Mode, mkdirat};
 use nix::unistd::{UnlinkatFlags, unlinkat};
 
-use super::{Fixture, nothing, project_at};
-use crate::environment::{quota, xfs};
+use super::{Fixture, project_at};
+use crate::environment::{project, quota, xfs};
 
 /// Creates three directories and three files of different sizes.
 fn populate(tree: &Path) {
@@ -48,7 +48,8 @@ fn tagging_charges_the_trees_usage() {
     let fixture = Fixture::new(5001);
     populate(&fixture.tree());
     let report = fixture.tag().unwrap();
-    let expected = TreeReport { passes: 2, changed: 6, names: 6, directories: 3, skipped: nothing() };
+    let expected =
+        TreeReport { passes: 2, changed: 6, names: 6, directories: 3, skipped: Skipped::default() };
     assert_eq!(report, expected);
     assert_eq!(fixture.charged(), usage_of(&fixture.tree()));
     assert_eq!(project_at(&fixture.tree().join("a/b/large")), 5001);
@@ -61,7 +62,6 @@ fn tagging_charges_the_trees_usage() {
     let check = fixture.check();
     assert!(check.is_clean() && check.skipped.is_empty() && !check.disturbed, "{check:?}");
     assert_eq!((check.names, check.directories), (8, 4));
-    fixture.end();
 }
 
 #[test]
@@ -75,7 +75,6 @@ fn clearing_ends_charges_and_inheritance() {
     assert_eq!((check.other_project, check.not_inheriting), (6, 3));
     fs::write(fixture.tree().join("a/b/new"), "").unwrap();
     assert_eq!(project_at(&fixture.tree().join("a/b/new")), 0);
-    fixture.end();
 }
 
 #[test]
@@ -89,7 +88,6 @@ fn tagging_can_exceed_the_limit() {
     let refused = File::create(fixture.tree().join("a/one more")).unwrap_err();
     assert_eq!(refused.raw_os_error(), Some(libc::ENOSPC));
     quota(&root).clear_limits(fixture.id).unwrap();
-    fixture.end();
 }
 
 #[test]
@@ -99,7 +97,7 @@ fn a_check_lists_strays() {
     fixture.tag().unwrap();
     // A file that is created while its directory is in another project stays in that project.
     let b = File::open(fixture.tree().join("a/b")).unwrap();
-    test_support::set_project(&b, loopfs::project_quota::ProjectId::new(5005).unwrap()).unwrap();
+    test_support::set_project(&b, project(5005)).unwrap();
     fs::write(fixture.tree().join("a/b/hidden"), [4; 9000]).unwrap();
     let stray = |path: &str, project, inherits| StrayInode { path: PathBuf::from(path), project, inherits };
     let found = fixture.check();
@@ -117,8 +115,6 @@ fn a_check_lists_strays() {
     let cleared = fixture.check();
     assert_eq!((cleared.other_project, cleared.not_inheriting), (3, 1));
     assert!(cleared.strays.contains(&stray("a/b", 0, false)), "{cleared:?}");
-    drop(b);
-    fixture.end();
 }
 
 #[test]
@@ -138,82 +134,94 @@ fn names_may_be_any_bytes() {
     }
     assert_eq!(fixture.tag().unwrap().changed, 11);
     assert!(fixture.check().is_clean());
-    fixture.end();
 }
 
-#[test]
-fn thousands_of_entries_are_visited_once() {
-    const ENTRIES: u64 = 5000;
-    let fixture = Fixture::new(5007);
-    let mut directories = 1;
+pub(super) const ENTRIES: u64 = 5000;
+
+/// Creates [`ENTRIES`] entries in a directory. Returns the number of directories, including that one.
+pub(super) fn make_entries(directory: &Path) -> u64 {
     for n in 0..ENTRIES {
-        let path = fixture.tree().join(format!("entry with a name of some length {n}"));
+        let path = directory.join(format!("entry with a name of some length {n}"));
         // Each directory makes the walk leave the listing and continue it later.
         if n % 50 == 0 {
             fs::create_dir(path).unwrap();
-            directories += 1;
         } else {
             File::create(path).unwrap();
         }
     }
+    1 + ENTRIES.div_ceil(50)
+}
+
+#[test]
+fn thousands_of_entries_are_visited_once() {
+    let fixture = Fixture::new(5007);
+    let directories = make_entries(&fixture.tree());
     let mut reports = Vec::new();
-    let report =
-        tag_tree(File::open(fixture.tree()).unwrap().as_fd(), fixture.id, HardLinks::Skip, |report| {
-            reports.push((report.passes, report.names, report.changed))
-        })
-        .unwrap();
-    let expected =
-        TreeReport { passes: 2, changed: ENTRIES + 1, names: ENTRIES + 1, directories, skipped: nothing() };
+    let report = tag_tree(File::open(fixture.tree()).unwrap(), fixture.id, HardLinks::Skip, |report| {
+        reports.push((report.passes, report.names, report.changed))
+    })
+    .unwrap();
+    let expected = TreeReport {
+        passes: 2,
+        changed: ENTRIES + 1,
+        names: ENTRIES + 1,
+        directories,
+        skipped: Skipped::default(),
+    };
     assert_eq!(report, expected);
-    assert_eq!(
-        reports.first(),
-        Some(&(1, 1024, 1023)),
-        "progress is reported before the last entry is changed"
-    );
+    // Progress is reported before the last entry is changed.
+    assert_eq!(reports.first(), Some(&(1, 1024, 1023)));
     assert_eq!(reports.last(), Some(&(2, ENTRIES + 1, ENTRIES + 1)));
     assert_eq!(reports.len(), 10, "progress is reported every 1024 names and at the end of both passes");
     assert_eq!(fixture.charged().1, ENTRIES + 1);
-    fixture.end();
 }
 
 #[test]
 fn deep_trees_need_few_descriptors() {
     const LEVELS: u64 = 3000;
     let fixture = Fixture::new(5008);
-    let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
-    let mut here = OwnedFd::from(File::open(fixture.tree()).unwrap());
-    for _ in 0..LEVELS {
-        mkdirat(&here, "d", Mode::S_IRWXU).unwrap();
-        here = openat(&here, "d", flags, Mode::empty()).unwrap();
-    }
-    drop(openat(&here, "file", OFlag::O_CREAT | OFlag::O_WRONLY, Mode::S_IRUSR).unwrap());
-
     let root = File::open(fixture.tree()).unwrap();
-    let (soft, hard) = getrlimit(Resource::RLIMIT_NOFILE).unwrap();
-    let highest = fs::read_dir("/proc/self/fd")
-        .unwrap()
-        .map(|entry| entry.unwrap().file_name().to_str().unwrap().parse::<u64>().unwrap())
-        .max();
-    // The highest descriptor may have been that of the listing itself, which is closed again.
-    setrlimit(Resource::RLIMIT_NOFILE, highest.unwrap() + 4, hard).unwrap();
-    let tagged = tag_tree(root.as_fd(), fixture.id, HardLinks::Skip, |_| {});
-    let checked = loopfs::project_tree::check_tree(
-        root.as_fd(),
-        loopfs::project_quota::ProjectId::new(5009).unwrap(),
-        |_| {},
-    );
-    setrlimit(Resource::RLIMIT_NOFILE, soft, hard).unwrap();
-
+    let lowest = make_levels(&root, LEVELS);
+    drop(openat(&lowest, "file", OFlag::O_CREAT | OFlag::O_WRONLY, Mode::S_IRUSR).unwrap());
+    let (tagged, checked) = with_few_descriptors(4, || {
+        let tagged = tag_tree(&root, fixture.id, HardLinks::Skip, |_| {});
+        (tagged, check_tree(&root, project(5009), |_| {}))
+    });
     let report = tagged.unwrap();
     assert_eq!((report.changed, report.directories), (LEVELS + 2, LEVELS + 1));
     assert!(fixture.check().is_clean());
     let check = checked.unwrap();
     assert_eq!(check.other_project, LEVELS + 2);
     assert_eq!(check.strays[2].path, Path::new("d/d"));
-    drop(here);
+    drop(lowest);
     remove_levels(&root);
-    drop(root);
-    fixture.end();
+}
+
+/// Creates so many directories, each in the one before. Returns the last one.
+pub(super) fn make_levels(root: &File, levels: u64) -> OwnedFd {
+    let mut here = OwnedFd::from(root.try_clone().unwrap());
+    for _ in 0..levels {
+        mkdirat(&here, "d", Mode::S_IRWXU).unwrap();
+        here = open_level(&here);
+    }
+    here
+}
+
+pub(super) fn open_level(parent: &OwnedFd) -> OwnedFd {
+    let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
+    openat(parent, "d", flags, Mode::empty()).unwrap()
+}
+
+/// Runs `work` with a limit of so many more descriptors.
+pub(super) fn with_few_descriptors<T>(more: u64, work: impl FnOnce() -> T) -> T {
+    let (soft, hard) = getrlimit(Resource::RLIMIT_NOFILE).unwrap();
+    let names = fs::read_dir("/proc/self/fd").unwrap().map(|entry| entry.unwrap().file_name());
+    // The highest descriptor may be that of the listing itself, which is closed again.
+    let highest = names.map(|name| name.to_str().unwrap().parse::<u64>().unwrap()).max().unwrap();
+    setrlimit(Resource::RLIMIT_NOFILE, highest + more, hard).unwrap();
+    let result = work();
+    setrlimit(Resource::RLIMIT_NOFILE, soft, hard).unwrap();
+    result
 }
 
 /// Removes the levels one by one, because `remove_dir_all` takes a descriptor for each level.

@@ -9,12 +9,12 @@ use loopfs::mount::table::Mount;
 use loopfs::volume_store::{Space, VolumeKind, VolumeStore};
 
 use super::invariants::{entries, quotas};
-use crate::environment::{quota, wait_for_deferred_frees, xfs};
+use crate::environment::{MIB, quota, wait_for_deferred_frees, xfs};
 
 type Result<T> = std::result::Result<T, Box<dyn std::error::Error>>;
 
 /// For blocks of quota records and directories.
-const TOLERANCE: u64 = 1 << 20;
+const TOLERANCE: u64 = MIB;
 const EMPTY: [&str; 5] = ["volumes", "snapshots", "trash", "staging", ".loopfs/users"];
 const FIXED: [&str; 5] = ["format", "lock", "project-ids", "promised", "users"];
 

@@ -4,7 +4,8 @@ use std::collections::{BTreeSet, HashSet};
 use std::fmt;
 
 use super::model::{Next, Progress, State};
-use super::operation::{Failure, LARGE, Operation, Outcome};
+use super::operation::{LARGE, Operation, Outcome};
+use crate::failure::Failure;
 
 /// An operation that a process has begun.
 #[derive(Clone, Debug)]
@@ -115,8 +116,9 @@ fn may_fail(number: usize, calls: &[Call]) -> bool {
 mod tests {
     use rstest::rstest;
 
-    use super::super::operation::{Entry, Form, MIB};
+    use super::super::operation::{Entry, Form};
     use super::*;
+    use crate::environment::MIB;
 
     const CREATE: Operation = Operation::Create { volume: 0, form: Form::Directory, capacity: MIB };
     const CLONE: Operation =

@@ -13,8 +13,8 @@ use nix::unistd::Pid;
 
 use super::model::State;
 use super::observed::path;
-use super::operation::{Entry, Form, MIB};
-use crate::environment::{quota, xfs};
+use super::operation::{Entry, Form};
+use crate::environment::{MIB, quota, xfs};
 
 /// For blocks of extent trees.
 const TOLERANCE: u64 = 64 << 10;

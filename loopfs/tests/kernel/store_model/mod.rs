@@ -26,7 +26,7 @@ mod worker;
 
 use std::cell::{Cell, RefCell};
 use std::io::Write;
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::Instant;
 
 use loopfs::loop_device::LoopControl;
 use loopfs::volume_store::VolumeStore;
@@ -38,10 +38,9 @@ use self::epoch::{Processes, lines};
 use self::model::State;
 use self::operation::Operation;
 use self::plan::Epoch;
-use crate::environment::{Leaks, store};
+use crate::environment::{Leaks, number_from, seed, store};
 
 const SEED: &str = "LOOPFS_TEST_SEED";
-const STEPS: &str = "LOOPFS_TEST_STEPS";
 /// The number of operations, unless `LOOPFS_TEST_STEPS` is set.
 const DEFAULT_STEPS: u64 = 600;
 /// Simplifying a failed case ends after this many attempts or milliseconds.
@@ -54,11 +53,9 @@ fn the_store_matches_the_returned_results() {
     if std::env::var_os(worker::ROLE).is_some() {
         return worker::serve();
     }
-    let number = |name| std::env::var(name).ok().map(|text| text.parse::<u64>().expect("a number"));
-    let now = || SystemTime::now().duration_since(UNIX_EPOCH).expect("a time after 1970").as_micros() as u64;
-    let (seed, steps) = (number(SEED).unwrap_or_else(now), number(STEPS).unwrap_or(DEFAULT_STEPS));
+    let (seed, steps) = (seed(), number_from("LOOPFS_TEST_STEPS").unwrap_or(DEFAULT_STEPS));
     use_one_processor();
-    let (leaks, start) = (Leaks::watch(), Instant::now());
+    let (_leaks, start) = (Leaks::watch(), Instant::now());
     let (counts, processes) = (Counts::default(), RefCell::new(None));
     let mut runner = TestRunner::new(Config {
         cases: u32::try_from(steps).expect("a number of steps"),
@@ -80,22 +77,17 @@ fn the_store_matches_the_returned_results() {
         })
     });
     processes.take().into_iter().for_each(Processes::kill);
-    let Counts { cases, operations, kills, stops, starting, performing, checking, ending, .. } = counts;
+    let Counts { cases, operations, kills, stops, .. } = counts;
     report(&format!(
-        "{SEED}={seed}: {} operations in {} cases, {} kills, {} stops at system calls, {:.1?}: {:.1?} to start cases, {:.1?} to \
-         perform operations, {:.1?} to check their results, {:.1?} to end cases",
+        "{SEED}={seed}: {} operations in {} cases, {} kills, {} stops at system calls, {:.1?}",
         operations.get(),
         cases.get(),
         kills.get(),
         stops.get(),
         start.elapsed(),
-        starting.get(),
-        performing.get(),
-        checking.get(),
-        ending.get(),
     ));
     match outcome {
-        Ok(()) => leaks.check(),
+        Ok(()) => {}
         Err(TestError::Fail(reason, epochs)) => {
             panic!("{reason}\nthe shortest plan that fails, with {SEED}={seed}:\n{}", plan::print(&epochs))
         }
@@ -125,35 +117,21 @@ struct Counts {
     operations: Cell<u64>,
     kills: Cell<u64>,
     stops: Cell<usize>,
-    starting: Cell<Duration>,
-    performing: Cell<Duration>,
-    checking: Cell<Duration>,
-    ending: Cell<Duration>,
-}
-
-/// Adds the time of a call to a sum.
-fn timed<T>(sum: &Cell<Duration>, call: impl FnOnce() -> T) -> T {
-    let start = Instant::now();
-    let result = call();
-    sum.set(sum.get() + start.elapsed());
-    result
 }
 
 fn run_case(epochs: &[Epoch], processes: &RefCell<Option<Processes>>, counts: &Counts) -> Result<(), String> {
     counts.cases.set(counts.cases.get() + 1);
     let (store, control) = (store(), LoopControl::open().map_err(|error| error.to_string())?);
     let before = store.space().map_err(|error| error.to_string())?;
-    let mut running = timed(&counts.starting, || match processes.take() {
+    let mut running = match processes.take() {
         Some(mut running) => running.restart().map(|()| running),
         None => Processes::start(),
-    })?;
+    }?;
     let mut case =
         Case { store: &store, control: &control, state: State::default(), written: 0, abandoned: false };
     let passed = epochs.iter().try_for_each(|epoch| case.run(epoch, &mut running, counts)).and_then(|()| {
-        timed(&counts.ending, || {
-            running.restart()?;
-            end::check(&store, &control, before).map_err(|error| format!("at the end of the case: {error}"))
-        })
+        running.restart()?;
+        end::check(&store, &control, before).map_err(|error| format!("at the end of the case: {error}"))
     });
     match passed {
         Ok(()) => drop(processes.replace(Some(running))),
@@ -175,7 +153,7 @@ struct Case<'a> {
 
 impl Case<'_> {
     fn run(&mut self, epoch: &Epoch, processes: &mut Processes, counts: &Counts) -> Result<(), String> {
-        let (calls, stops) = timed(&counts.performing, || processes.perform(epoch))?;
+        let (calls, stops) = processes.perform(epoch)?;
         let killed = calls.iter().filter(|call| call.outcome.is_none()).count();
         counts.operations.set(counts.operations.get() + calls.len() as u64);
         counts.kills.set(counts.kills.get() + killed as u64);
@@ -184,7 +162,7 @@ impl Case<'_> {
         self.abandoned = killed > 0 || self.abandoned && !recovered;
         let failed =
             |error: String| format!("{error}\nthe operations, with the numbers of stops:{}", lines(&calls));
-        timed(&counts.checking, || self.check(&calls)).map_err(failed)?;
+        self.check(&calls).map_err(failed)?;
         invariants::open_images_have_names(processes.pids())
             .map_err(|error| failed(format!("invariant: {error}")))?;
         for volume in &epoch.written {

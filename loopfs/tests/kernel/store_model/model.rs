@@ -2,7 +2,8 @@
 
 use std::collections::BTreeMap;
 
-use super::operation::{Entry, Failure, Form, LARGE, Operation, Outcome, TOO_LARGE};
+use super::operation::{Entry, Form, LARGE, Operation, Outcome, TOO_LARGE};
+use crate::failure::Failure;
 
 /// The volumes and snapshots by number.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]

@@ -2,12 +2,14 @@
 
 use std::fmt;
 
+use loopfs::Bytes;
 use loopfs::volume_store::{Provisioning, VolumeKind, VolumeSpec};
-use loopfs::{Bytes, ErrorKind};
 use proptest::prelude::*;
 use serde::{Deserialize, Serialize};
 
-pub(super) const MIB: u64 = 1 << 20;
+use crate::environment::MIB;
+use crate::failure::Failure;
+
 /// Few, so that processes use the same volumes.
 pub(super) const VOLUMES: u8 = 3;
 pub(super) const SNAPSHOTS: u8 = 2;
@@ -165,37 +167,11 @@ pub(super) enum Outcome {
     Failed(Failure),
 }
 
-/// The kinds of errors that an operation can return without a fault.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) enum Failure {
-    NotFound,
-    AlreadyExists,
-    InvalidInput,
-    NoSpace,
-    WouldShrink,
-    Busy,
-    Other,
-}
-
-impl From<ErrorKind> for Failure {
-    fn from(kind: ErrorKind) -> Self {
-        match kind {
-            ErrorKind::NotFound => Self::NotFound,
-            ErrorKind::AlreadyExists => Self::AlreadyExists,
-            ErrorKind::InvalidInput => Self::InvalidInput,
-            ErrorKind::NoSpace => Self::NoSpace,
-            ErrorKind::WouldShrink => Self::WouldShrink,
-            ErrorKind::Busy => Self::Busy,
-            _ => Self::Other,
-        }
-    }
-}
-
 pub(super) fn volume() -> impl Strategy<Value = u8> {
     0..VOLUMES
 }
 
-fn form() -> impl Strategy<Value = Form> {
+pub(super) fn form() -> impl Strategy<Value = Form> {
     prop_oneof![Just(Form::Directory), Just(Form::ThickImage), Just(Form::ThinImage)]
 }
 

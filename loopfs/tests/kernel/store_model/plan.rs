@@ -5,7 +5,8 @@ use std::fmt;
 use proptest::collection::vec;
 use proptest::prelude::*;
 
-use super::operation::{Form, MIB, Operation, VOLUMES, operation, volume};
+use super::operation::{Form, Operation, VOLUMES, form, operation, volume};
+use crate::environment::MIB;
 
 pub(super) const PROCESSES: usize = 3;
 /// A turn of so many stops ends with the operations of the process.
@@ -65,13 +66,13 @@ fn epoch() -> impl Strategy<Value = Epoch> {
         .prop_map(|(operations, turns, kill, written)| Epoch { operations, turns, kill, written })
 }
 
-/// Two processes expand the same directory, and one of them is stopped while the other one does so. Random epochs rarely have that.
+/// Two processes expand the same volume, and one of them is stopped while the other one does so. Random epochs rarely have that.
 fn concurrent_expansions() -> impl Strategy<Value = Vec<Epoch>> {
-    (volume(), 4..=9u64, 4..=9u64, 1..30usize).prop_map(|(volume, first, second, stops)| {
+    (volume(), form(), 4..=9u64, 4..=9u64, 1..30usize).prop_map(|(volume, form, first, second, stops)| {
         let expand = |capacity| Operation::Expand { volume, capacity: capacity * MIB };
         let turns = vec![(0, stops), (1, TO_THE_END)];
         vec![
-            undisturbed(vec![(0, Operation::Delete { volume }), (0, create(volume, Form::Directory))]),
+            undisturbed(vec![(0, Operation::Delete { volume }), (0, create(volume, form))]),
             Epoch { turns, ..undisturbed(vec![(0, expand(first)), (1, expand(second))]) },
         ]
     })

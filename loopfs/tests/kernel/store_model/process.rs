@@ -7,8 +7,6 @@
 use std::io::{BufRead, BufReader, Lines, Write};
 use std::process::{Child, ChildStdin, ChildStdout, Stdio};
 
-use nix::mount::{MsFlags, mount};
-use nix::sched::{CloneFlags, unshare};
 use nix::sys::ptrace::{self, Event, Options};
 use nix::sys::signal::Signal;
 use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
@@ -18,6 +16,7 @@ use super::operation::{Operation, Outcome};
 use super::system_calls;
 use super::worker::{OUTCOME, READY, ROLE, TRACED};
 use crate::environment::this_test_again;
+use crate::namespaces::in_namespace;
 
 pub(super) struct Process {
     child: Child,
@@ -138,15 +137,7 @@ impl Process {
 /// Starts a process in a mount namespace of its own. It inherits the namespace of a thread that enters a new one.
 fn spawn_isolated() -> Child {
     let mut command = this_test_again(ROLE, "yes");
-    std::thread::scope(|scope| {
-        let spawn = || {
-            unshare(CloneFlags::CLONE_NEWNS).expect("a mount namespace");
-            let private = MsFlags::MS_REC | MsFlags::MS_PRIVATE;
-            mount(None::<&str>, "/", None::<&str>, private, None::<&str>).expect("private mounts");
-            command.stdin(Stdio::piped()).spawn().expect("a process")
-        };
-        scope.spawn(spawn).join().expect("a process")
-    })
+    in_namespace(|| command.stdin(Stdio::piped()).spawn().expect("a process"))
 }
 
 /// Returns the rest of the next line with this prefix.

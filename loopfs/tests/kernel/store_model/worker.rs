@@ -13,9 +13,10 @@ use loopfs::volume_store::{
 use loopfs::{Bytes, Error};
 use nix::sys::stat::fstat;
 
-use super::operation::{Entry, Failure, Operation, Outcome, VOLUMES};
+use super::operation::{Entry, Operation, Outcome, VOLUMES};
 use super::system_calls;
 use crate::environment::{id, path_from, xfs};
+use crate::failure::Failure;
 
 /// Set in a process that performs operations.
 pub(super) const ROLE: &str = "LOOPFS_TEST_STORE_WORKER";

@@ -15,31 +15,20 @@ use crate::{Result, Size, machine, stop};
 
 const CHUNK: usize = 8 << 20;
 
-struct Plan {
-    mebibytes: &'static [u64],
-    runs: usize,
-}
-
-impl Size {
-    fn image_plan(self) -> Plan {
-        match self {
-            Size::Full => Plan { mebibytes: &[1, 1 << 10, 8 << 10], runs: 30 },
-            Size::Quick => Plan { mebibytes: &[1, 256], runs: 10 },
-        }
-    }
-}
-
 /// Runs the benchmark. `directory` must be the root of an empty XFS with project quotas.
 pub(crate) fn run(directory: &Path, size: Size) -> Result<()> {
     machine::print(directory)?;
-    let plan = size.image_plan();
+    let (mebibytes, runs): (&[u64], _) = match size {
+        Size::Full => (&[1, 1 << 10, 8 << 10], 30),
+        Size::Quick => (&[1, 256], 10),
+    };
     let store = VolumeStore::open(directory, StoreOptions::default())?;
     let images: Result<Vec<Image>> =
-        plan.mebibytes.iter().map(|mebibytes| Image::make(&store, *mebibytes)).collect();
+        mebibytes.iter().map(|mebibytes| Image::make(&store, *mebibytes)).collect();
     let mut images = images?;
     // The images take turns, so that other load on this machine affects all of them alike. Run 0 fills the caches.
-    for run in 0..=plan.runs {
-        eprintln!("run {run} of {}", plan.runs);
+    for run in 0..=runs {
+        eprintln!("run {run} of {runs}");
         for image in &mut images {
             stop::check()?;
             image.measure(&store, run > 0)?;

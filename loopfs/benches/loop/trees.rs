@@ -15,20 +15,7 @@ use crate::{Result, Size, machine, stop};
 
 const FILES_OF_A_DIRECTORY: usize = 100;
 const FILE_BYTES: usize = 16 << 10;
-
-struct Plan {
-    files: &'static [usize],
-    runs: usize,
-}
-
-impl Size {
-    fn tree_plan(self) -> Plan {
-        match self {
-            Size::Full => Plan { files: &[1000, 4000], runs: 5 },
-            Size::Quick => Plan { files: &[500], runs: 5 },
-        }
-    }
-}
+const RUNS: usize = 5;
 
 /// Runs the benchmark. `directory` must be on an XFS.
 pub(crate) fn run(directory: &Path, size: Size) -> Result<()> {
@@ -39,24 +26,27 @@ pub(crate) fn run(directory: &Path, size: Size) -> Result<()> {
         fs::remove_dir_all(&directory)?;
     }
     fs::create_dir(&directory)?;
-    let plan = size.tree_plan();
-    let result = plan.files.iter().try_for_each(|files| measure(&directory, *files, plan.runs));
+    let counts: &[usize] = match size {
+        Size::Full => &[1000, 4000],
+        Size::Quick => &[500],
+    };
+    let result = counts.iter().try_for_each(|files| measure(&directory, *files));
     fs::remove_dir_all(&directory)?;
     result
 }
 
-fn measure(directory: &Path, files: usize, runs: usize) -> Result<()> {
+fn measure(directory: &Path, files: usize) -> Result<()> {
     let source = directory.join("source");
     plant(&source, files)?;
-    let mut clone = Samples::per_inode("clone_tree", files);
-    let mut copy = Samples::per_inode("read_and_write", files);
-    let mut cp = Samples::per_inode("cp_reflink", files);
+    let mut clone = Samples::per("us/inode", "clone_tree", files);
+    let mut copy = Samples::per("us/inode", "read_and_write", files);
+    let mut cp = Samples::per("us/inode", "cp_reflink", files);
     let inodes = files + files.div_ceil(FILES_OF_A_DIRECTORY) + 1;
     let has_cp = Command::new("cp").arg("--version").output().is_ok_and(|output| output.status.success());
     // Run 0 fills the caches and does not count.
-    for run in 0..=runs {
+    for run in 0..=RUNS {
         stop::check()?;
-        eprintln!("{files} files: run {run} of {runs}");
+        eprintln!("{files} files: run {run} of {RUNS}");
         let target = empty(directory)?;
         let (from, to) = (File::open(&source)?, File::open(&target)?);
         let report = clone.share(run > 0, inodes, || clone_tree(from.as_fd(), to.as_fd(), |_| {}))?;
