@@ -1,4 +1,5 @@
-//! `ioctl(2)` in the two forms of its argument. The numbers of the requests are those of linux-raw-sys, or rustix composes them.
+//! `ioctl(2)` in the two forms of its argument. The numbers of the requests are those of linux-raw-sys, or the
+//! macros of ioctl-sys compose them.
 
 use std::os::fd::{AsFd, AsRawFd};
 
@@ -13,7 +14,7 @@ use super::result::Result;
 pub(super) unsafe fn with<T>(file: impl AsFd, request: u32, mut argument: T) -> Result<T> {
     let fd = file.as_fd().as_raw_fd();
     // SAFETY: the argument is a pointer to a `T`, as the request requires.
-    let result = unsafe { libc::ioctl(fd, request as libc::Ioctl, &raw mut argument) };
+    let result = unsafe { ioctl_sys::ioctl(fd, request.into(), &raw mut argument) };
     Errno::result(result).map(|_| argument)
 }
 
@@ -24,6 +25,6 @@ pub(super) unsafe fn with<T>(file: impl AsFd, request: u32, mut argument: T) -> 
 pub(super) unsafe fn by_value(file: impl AsFd, request: u32, argument: libc::c_ulong) -> Result<u32> {
     let fd = file.as_fd().as_raw_fd();
     // SAFETY: the argument is an integer, as the request requires.
-    let result = unsafe { libc::ioctl(fd, request as libc::Ioctl, argument) };
+    let result = unsafe { ioctl_sys::ioctl(fd, request.into(), argument) };
     Errno::result(result).map(|value| value as u32)
 }

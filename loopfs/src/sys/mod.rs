@@ -6,7 +6,8 @@
 //! |---|---|
 //! | `nix` | all that it wraps; its `Errno` is that of the library |
 //! | `rustix` | `open_tree(2)`, `move_mount(2)`, `statx(2)`, `getdents64(2)` with a buffer of the caller, extended attributes of a descriptor, flags of inodes and FICLONE, which nix does not wrap |
-//! | `libc` | `ioctl(2)`, `quotactl_fd(2)`, `mount_setattr(2)`, `statmount(2)`, `file_getattr(2)`, `ioprio_set(2)`, file handles, leases and index locks, which neither wraps; types in the signatures of nix |
+//! | `ioctl-sys` | `ioctl(2)`; request numbers of structures that no header crate has |
+//! | `libc` | `quotactl_fd(2)`, `mount_setattr(2)`, `statmount(2)`, `file_getattr(2)`, `ioprio_set(2)`, file handles, leases and index locks, which neither wraps; types in the signatures of nix |
 //! | `linux-raw-sys` | structures and numbers of kernel headers, for these ioctls and calls |
 #![expect(unsafe_code, reason = "raw system calls; everything above this module is safe code")]
 

@@ -2,9 +2,9 @@
 
 use std::os::fd::{AsFd, AsRawFd};
 
+use ioctl_sys::ior;
 use linux_raw_sys::ioctl::{BLKDISCARD, FIFREEZE, FITHAW};
 use linux_raw_sys::loop_device as uapi;
-use rustix::ioctl::opcode;
 
 use super::ioctl;
 use super::loop_abi::{empty_info, loop_info64};
@@ -57,5 +57,5 @@ pub(crate) fn thaw(file: impl AsFd) -> Result<()> {
 pub(crate) fn shut_down_xfs(file: impl AsFd) -> Result<()> {
     const NO_LOG_FLUSH: u32 = 2;
     // SAFETY: XFS_IOC_GOINGDOWN reads one u32.
-    unsafe { ioctl::with(file, opcode::read::<u32>(b'X', 125), NO_LOG_FLUSH) }.map(drop)
+    unsafe { ioctl::with(file, ior!(b'X', 125, size_of::<u32>()), NO_LOG_FLUSH) }.map(drop)
 }

@@ -2,7 +2,7 @@
 
 use std::os::fd::AsFd;
 
-use rustix::ioctl::opcode;
+use ioctl_sys::{ior, iorw, iow};
 
 use super::ioctl;
 use super::result::Result;
@@ -62,7 +62,7 @@ pub(crate) const REFLINK: u32 = 1 << 20;
 /// `XFS_FSOP_GEOM_FLAGS_BIGTIME`.
 pub(crate) const BIGTIME: u32 = 1 << 21;
 
-const XFS_IOC_FSGEOMETRY_V1: u32 = opcode::read::<Geometry>(b'X', 100);
+const XFS_IOC_FSGEOMETRY_V1: u32 = ior!(b'X', 100, size_of::<Geometry>());
 
 /// `XFS_IOC_FSGEOMETRY_V1`. Returns ENOTTY or another errno if the file system is not XFS.
 pub(crate) fn geometry(file: impl AsFd) -> Result<Geometry> {
@@ -71,7 +71,7 @@ pub(crate) fn geometry(file: impl AsFd) -> Result<Geometry> {
 }
 
 // The header declares the request as "read", although the kernel reads the argument.
-const XFS_IOC_FREE_EOFBLOCKS: u32 = opcode::read::<EofBlocks>(b'X', 58);
+const XFS_IOC_FREE_EOFBLOCKS: u32 = ior!(b'X', 58, size_of::<EofBlocks>());
 
 /// `XFS_IOC_FREE_EOFBLOCKS` for the files of one project: frees their post-EOF blocks, and then waits until the kernel has
 /// freed every deleted inode of the file system (inodegc).
@@ -103,7 +103,7 @@ pub(crate) struct GroupGeometry {
 }
 
 #[cfg(feature = "volume-store")]
-const XFS_IOC_AG_GEOMETRY: u32 = opcode::read_write::<GroupGeometry>(b'X', 61);
+const XFS_IOC_AG_GEOMETRY: u32 = iorw!(b'X', 61, size_of::<GroupGeometry>());
 
 /// `XFS_IOC_AG_GEOMETRY` (Linux 5.2): the counts of one allocation group. Waits for a transaction that changes them.
 #[cfg(feature = "volume-store")]
@@ -123,7 +123,7 @@ pub(crate) struct FilesystemCounts {
     pub(crate) allocated_inodes: u64,
 }
 
-const XFS_IOC_FSCOUNTS: u32 = opcode::read::<FilesystemCounts>(b'X', 113);
+const XFS_IOC_FSCOUNTS: u32 = ior!(b'X', 113, size_of::<FilesystemCounts>());
 
 /// `XFS_IOC_FSCOUNTS`: returns the counts of the whole file system, even in a directory where statfs(2) returns those of a
 /// project. Returns ENOTTY if the file system is not XFS.
@@ -140,7 +140,7 @@ pub(crate) struct GrowData {
     pub(crate) imaxpct: u32,
 }
 
-const XFS_IOC_FSGROWFSDATA: u32 = opcode::write::<GrowData>(b'X', 110);
+const XFS_IOC_FSGROWFSDATA: u32 = iow!(b'X', 110, size_of::<GrowData>());
 
 /// `XFS_IOC_FSGROWFSDATA`: expands the data section to `blocks` blocks, or to fewer if the last allocation group would be
 /// too small. `imaxpct` is the share of the space for inodes, which the call sets as well.
