@@ -3,7 +3,6 @@
 use std::fmt::Debug;
 use std::io;
 use std::pin::Pin;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 use std::task::{Context, Poll};
 
@@ -19,8 +18,7 @@ const MAX_CONNECTIONS: usize = 32;
 /// Keeps [`MAX_CONNECTIONS`] open.
 ///
 /// The listener always accepts a new connection. If there are too many, it closes the oldest connection of the client
-/// that has the most. Connections whose TLS handshake has not succeeded are closed before all others. Clients without a certificate can
-/// therefore close only connections of each other, however many of them there are.
+/// that has the most.
 pub fn limited<I, C: PartialEq + Debug>(
     incoming: impl Stream<Item = io::Result<I>>,
     client_of: impl Fn(&I) -> C,
@@ -40,21 +38,16 @@ struct OpenConnections<C>(Vec<OpenConnection<C>>);
 struct OpenConnection<C> {
     client: C,
     close: CancellationToken,
-    /// Whether the TLS handshake has succeeded, while the connection exists.
-    is_admitted: Weak<AtomicBool>,
-}
-
-impl<C> OpenConnection<C> {
-    fn is_admitted(&self) -> bool {
-        self.is_admitted.upgrade().is_some_and(|is_admitted| is_admitted.load(Ordering::Relaxed))
-    }
+    /// The other end is dropped with the connection.
+    exists: Weak<()>,
 }
 
 impl<C: PartialEq + Debug> OpenConnections<C> {
     fn admit<I>(&mut self, client: C, stream: I) -> Limited<I> {
-        self.0.retain(|connection| connection.is_admitted.strong_count() > 0);
-        if self.0.len() >= MAX_CONNECTIONS
-            && let Some(position) = self.position_to_close()
+        self.0.retain(|connection| connection.exists.strong_count() > 0);
+        let clients: Vec<&C> = self.0.iter().map(|connection| &connection.client).collect();
+        if clients.len() >= MAX_CONNECTIONS
+            && let Some(position) = connection_to_close(&clients)
         {
             let OpenConnection { client, close, .. } = self.0.remove(position);
             // A client can cause any number of these lines.
@@ -62,23 +55,9 @@ impl<C: PartialEq + Debug> OpenConnections<C> {
             close.cancel();
         }
         let close = CancellationToken::new();
-        let is_admitted = Arc::new(AtomicBool::new(false));
-        self.0.push(OpenConnection {
-            client,
-            close: close.clone(),
-            is_admitted: Arc::downgrade(&is_admitted),
-        });
-        Limited { stream, closed: Box::pin(close.cancelled_owned()), is_admitted }
-    }
-
-    fn position_to_close(&self) -> Option<usize> {
-        let mut positions: Vec<usize> =
-            (0..self.0.len()).filter(|position| !self.0[*position].is_admitted()).collect();
-        if positions.is_empty() {
-            positions = (0..self.0.len()).collect();
-        }
-        let clients: Vec<_> = positions.iter().map(|position| &self.0[*position].client).collect();
-        connection_to_close(&clients).map(|chosen| positions[chosen])
+        let exists = Arc::new(());
+        self.0.push(OpenConnection { client, close: close.clone(), exists: Arc::downgrade(&exists) });
+        Limited { stream, closed: Box::pin(close.cancelled_owned()), _exists: exists }
     }
 }
 
@@ -87,15 +66,13 @@ impl<C: PartialEq + Debug> OpenConnections<C> {
 pub struct Limited<I> {
     stream: I,
     closed: Pin<Box<WaitForCancellationFutureOwned>>,
-    is_admitted: Arc<AtomicBool>,
+    _exists: Arc<()>,
 }
 
 impl<I: Connected> Connected for Limited<I> {
     type ConnectInfo = I::ConnectInfo;
 
-    /// tonic calls this when it begins to serve the connection: over TLS, when the client has proven that it has a certificate.
     fn connect_info(&self) -> Self::ConnectInfo {
-        self.is_admitted.store(true, Ordering::Relaxed);
         self.stream.connect_info()
     }
 }
@@ -165,34 +142,6 @@ mod tests {
         }
         let closed: Vec<usize> = (0..is_closed.len()).filter(|at| is_closed[*at]).collect();
         assert_eq!(closed, [1, 2]);
-    }
-
-    #[tokio::test]
-    async fn unauthenticated_clients_cannot_close_admitted_connections() {
-        let mut open = OpenConnections(Vec::new());
-        let mut admitted = open.admit(1, duplex(64).0);
-        admitted.connect_info();
-        // Each is of another client.
-        let others: Vec<_> = (2..=40).map(|last| open.admit(last, duplex(64).0)).collect();
-        assert_eq!(open.0.len(), MAX_CONNECTIONS);
-        // The other end of each stream was dropped, so only a closed connection fails.
-        let mut byte = [0];
-        assert_eq!(admitted.read(&mut byte).await.unwrap(), 0);
-        drop(others);
-    }
-
-    #[tokio::test]
-    async fn admitted_connections_close_each_other() {
-        let mut open = OpenConnections(Vec::new());
-        let mut streams = Vec::new();
-        for last in 1..=40 {
-            let stream = open.admit(last, duplex(64).0);
-            stream.connect_info();
-            streams.push(stream);
-        }
-        let mut byte = [0];
-        assert!(streams[0].read(&mut byte).await.is_err());
-        assert_eq!(streams[39].read(&mut byte).await.unwrap(), 0);
     }
 
     #[tokio::test]

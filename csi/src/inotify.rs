@@ -1,7 +1,7 @@
-//! Changes of files and directories (inotify(7)).
+//! Changes of directories (inotify(7)).
 
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
-use std::path::{Path, PathBuf};
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::Path;
 
 use anyhow::Context;
 use nix::sys::inotify::{AddWatchFlags, InitFlags, Inotify};
@@ -10,7 +10,7 @@ use tokio::io::unix::AsyncFd;
 
 use crate::async_fd;
 
-/// A watch on directories and files. It reports that something changed, and the caller looks what.
+/// A watch on directories. It reports that something changed, and the caller looks what.
 #[derive(Debug)]
 pub struct InotifyWatch {
     inotify: Inotify,
@@ -49,23 +49,7 @@ impl InotifyWatch {
             .with_context(|| format!("watch {}; see fs.inotify.max_user_watches", directory.display()))
     }
 
-    /// Watches the content of an open file, whatever its name is.
-    ///
-    /// # Errors
-    /// ENOSPC: this user has too many watches (`fs.inotify.max_user_watches`).
-    pub fn add_file(&self, file: impl AsFd) -> anyhow::Result<()> {
-        let path = PathBuf::from(format!("/proc/self/fd/{}", file.as_fd().as_raw_fd()));
-        let events = AddWatchFlags::IN_MODIFY
-            | AddWatchFlags::IN_ATTRIB
-            | AddWatchFlags::IN_DELETE_SELF
-            | AddWatchFlags::IN_MOVE_SELF;
-        self.inotify
-            .add_watch(&path, events)
-            .map(drop)
-            .context("watch a log file; see fs.inotify.max_user_watches")
-    }
-
-    /// Returns when something has changed since the last call. Returns `true` if a watched directory or file was itself
+    /// Returns when something has changed since the last call. Returns `true` if a watched directory was itself
     /// deleted or moved: another one may have its path, which this value does not watch.
     ///
     /// # Errors
@@ -80,13 +64,6 @@ impl InotifyWatch {
             }
         }
     }
-}
-
-/// Returns the nearest directory above `path` that exists. The creation of `path` is visible there, or below a directory
-/// whose creation is.
-#[must_use]
-pub fn existing_ancestor(path: &Path) -> &Path {
-    path.ancestors().skip(1).find(|directory| directory.is_dir()).unwrap_or(Path::new("/"))
 }
 
 #[cfg(test)]

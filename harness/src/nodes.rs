@@ -32,10 +32,10 @@ pub(crate) const LOSETUP_LINK: &str = "/usr/local/sbin/losetup";
 const NODE_DEBUG: &str = "node-debug";
 /// The name of the client of node-debug in [`TOOLS_DIR`].
 pub(crate) const DBG: &str = "dbg";
-/// The programs of the node whose logs node-debug keeps, besides that of the kernel.
+/// The programs of the node whose logs node-debug reads, besides that of the kernel.
 const LOGGED: [&str; 3] = ["containerd", "kubelet", "kube-proxy"];
 /// The service account of `dbg kubectl`, as in the manifests of node-debug.
-const DBG_ACCOUNT: &str = "viewer=kube-system/node-debug-viewer";
+const DBG_ACCOUNT: &str = "kube-system/node-debug-viewer";
 /// The name of the driver, as in the manifests.
 const DRIVER_NAME: &str = "csi.loopfs.dev";
 
@@ -98,7 +98,7 @@ pub(crate) async fn conformance_parts(
     Parts::build(session, &variant, plan, kubernetes).await
 }
 
-/// Builds the programs and images of the nodes. Nodes for measurements have no node-debug, which follows the logs.
+/// Builds the programs and images of the nodes. Nodes for measurements have no node-debug, whose log files would be measured.
 ///
 /// # Errors
 /// A program cannot be fetched or built.
@@ -181,7 +181,11 @@ pub(crate) fn earlier_image(version: &EarlierVersion) -> ContainerImage {
 
 /// Returns the service node-debug with all that it can serve.
 fn node_debug() -> NodeService {
-    let logs = LOGGED.map(|name| format!("--log={name}={}", log_file(name)));
+    let logs = LOGGED.into_iter().flat_map(|name| {
+        let path = log_file(name);
+        // PID 1 renames a large file.
+        [format!("--log={name}={path}"), format!("--log={name}.1={path}.1")]
+    });
     let argv = [
         format!("{TOOLS_DIR}/{NODE_DEBUG}"),
         "--log=kernel=kmsg".to_owned(),

@@ -1,7 +1,7 @@
 //! Directories that only root and the user of this process can change.
 //!
-//! The service runs as root. If another user could change a directory of its sockets and pipes, that user could put a symbolic link in
-//! the place of a file whose mode the service changes, or have the service read any pipe of the node.
+//! The service runs as root. If another user could change the directory of its socket, that user could put a symbolic link in the place
+//! of a file whose mode the service changes, or listen in the place of the service.
 
 use std::fs::{self, DirBuilder};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
@@ -11,17 +11,17 @@ use anyhow::{Context, ensure};
 use nix::unistd::geteuid;
 
 /// Returns `path` with the real path of its directory, in which no other user can put or replace a file. Creates the directory with
-/// `mode` if it does not exist.
+/// mode 0700 if it does not exist.
 ///
 /// # Errors
 /// Another user can change the directory or one above it, or it cannot be created.
-pub(crate) fn path(path: &Path, mode: u32) -> anyhow::Result<PathBuf> {
+pub(crate) fn path(path: &Path) -> anyhow::Result<PathBuf> {
     let name = path.file_name().with_context(|| format!("{} names no file", path.display()))?;
     let directory = path.parent().unwrap_or(Path::new("/"));
     let existing = directory.ancestors().find(|ancestor| ancestor.is_dir()).unwrap_or(Path::new("/"));
     let parent = real_and_protected(existing)?;
     let missing = directory.strip_prefix(existing)?;
-    let created = DirBuilder::new().recursive(true).mode(mode).create(parent.join(missing));
+    let created = DirBuilder::new().recursive(true).mode(0o700).create(parent.join(missing));
     created.with_context(|| format!("create {}", directory.display()))?;
     Ok(real_and_protected(directory)?.join(name))
 }
@@ -92,13 +92,13 @@ mod tests {
     }
 
     #[rstest]
-    #[case::writable_by_others(0o777, "a/log", false)]
-    #[case::in_a_directory_that_others_can_write(0o777, "a/new/log", false)]
-    #[case::sticky(0o1777, "a/log", false)]
-    #[case::to_be_created_in_a_sticky_directory(0o1777, "a/new/log", false)]
-    #[case::protected(0o755, "a/log", true)]
-    #[case::behind_a_link(0o755, "link/log", true)]
-    #[case::behind_a_link_that_others_can_replace(0o777, "a/link/log", true)]
+    #[case::writable_by_others(0o777, "a/socket", false)]
+    #[case::in_a_directory_that_others_can_write(0o777, "a/new/socket", false)]
+    #[case::sticky(0o1777, "a/socket", false)]
+    #[case::to_be_created_in_a_sticky_directory(0o1777, "a/new/socket", false)]
+    #[case::protected(0o755, "a/socket", true)]
+    #[case::behind_a_link(0o755, "link/socket", true)]
+    #[case::behind_a_link_that_others_can_replace(0o777, "a/link/socket", true)]
     fn a_path_needs_a_protected_directory(#[case] mode: u32, #[case] name: &str, #[case] is_ok: bool) {
         let scratch = tempfile::tempdir().unwrap();
         let a = scratch.path().join("a");
@@ -107,7 +107,7 @@ mod tests {
         symlink(&a, scratch.path().join("link")).unwrap();
         symlink(scratch.path().join("b"), a.join("link")).unwrap();
         fs::set_permissions(&a, Permissions::from_mode(mode)).unwrap();
-        let protected = path(&scratch.path().join(name), 0o755);
+        let protected = path(&scratch.path().join(name));
         assert_eq!(protected.is_ok(), is_ok, "{protected:?}");
         assert_eq!(a.join("new").exists(), is_ok && name.contains("new"));
         // The result has no link that others could replace.

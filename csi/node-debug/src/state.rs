@@ -4,20 +4,13 @@ use std::fmt::Write;
 use std::fs::{self, File};
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
-use std::time::Duration;
 
-use anyhow::{Context, bail};
+use anyhow::{Context, anyhow};
 use futures::stream::{self, Stream, StreamExt};
 use loopfs::loop_device::unmanaged;
 use loopfs::project_quota::{ProjectId, ProjectQuota};
-use tokio::sync::Semaphore;
 
-/// The longest time for one part.
-const READ_TIMEOUT: Duration = Duration::from_secs(15);
-
-/// Reads of one part that may run concurrently. A read of a disk that hangs never ends.
-const MAX_READS: usize = 4;
+use crate::disk::Disk;
 
 /// All projects that can have a quota.
 const FIRST_PROJECT: ProjectId = ProjectId::new(1).unwrap();
@@ -30,67 +23,27 @@ pub(crate) struct StateFile {
     pub(crate) content: Vec<u8>,
 }
 
-/// A part of the state.
-#[derive(Clone, Copy, Debug)]
-struct Part {
-    name: &'static str,
-    read: fn(Option<&Path>) -> anyhow::Result<Vec<u8>>,
-}
-
-const PARTS: [Part; 4] = [
-    Part { name: "versions.txt", read: |_| Ok(versions().into_bytes()) },
-    Part {
-        name: "mountinfo.txt",
-        read: |_| fs::read("/proc/self/mountinfo").context("read /proc/self/mountinfo"),
-    },
-    Part { name: "loop-devices.txt", read: |_| loop_devices().map(String::into_bytes) },
-    Part { name: "quotas.txt", read: |data_dir| quotas(data_dir).map(String::into_bytes) },
-];
-
-/// Reads the state of the node.
-#[derive(Clone, Debug)]
-pub(crate) struct StateReader {
-    data_dir: Option<PathBuf>,
-    /// For each part, the reads that may run. A part that hangs does not use up those of the others.
-    reads: [Arc<Semaphore>; PARTS.len()],
-}
-
-impl StateReader {
-    pub(crate) fn new(data_dir: Option<PathBuf>) -> Self {
-        Self { data_dir, reads: PARTS.map(|_| Arc::new(Semaphore::new(MAX_READS))) }
-    }
-
-    /// Reads all parts concurrently. A part that cannot be read, or not in time, has the reason as its content.
-    pub(crate) fn read(&self) -> impl Stream<Item = StateFile> + use<> {
-        let parts: Vec<_> = PARTS
-            .into_iter()
-            .zip(&self.reads)
-            .map(|(part, reads)| part.read(self.data_dir.clone(), Arc::clone(reads)))
-            .collect();
-        stream::iter(parts).buffered(PARTS.len())
-    }
-}
-
-impl Part {
-    async fn read(self, data_dir: Option<PathBuf>, reads: Arc<Semaphore>) -> StateFile {
-        let content = self.content(data_dir, reads).await;
-        let content = content.unwrap_or_else(|error| format!("could not be read: {error:#}\n").into_bytes());
-        StateFile { name: self.name, content }
-    }
-
-    async fn content(self, data_dir: Option<PathBuf>, reads: Arc<Semaphore>) -> anyhow::Result<Vec<u8>> {
-        let Ok(permit) = reads.try_acquire_owned() else {
-            bail!("{MAX_READS} reads have not ended; the disk may hang");
+/// Reads the state of the node. A part that cannot be read has the reason as its content. The part that needs the disk comes last.
+pub(crate) fn read(data_dir: Option<PathBuf>, disk: Disk) -> impl Stream<Item = StateFile> {
+    let mounts = fs::read("/proc/self/mountinfo").context("read /proc/self/mountinfo");
+    let of_kernel = [
+        file("versions.txt", Ok(versions().into_bytes())),
+        file("mountinfo.txt", mounts),
+        file("loop-devices.txt", loop_devices().map(String::into_bytes)),
+    ];
+    let of_disk = async move {
+        let quotas = match data_dir {
+            Some(data_dir) => disk.read(move || quotas(&data_dir)).await,
+            None => Err(anyhow!("node-debug was started without --data-dir")),
         };
-        let reading = tokio::task::spawn_blocking(move || {
-            let _permit = permit;
-            (self.read)(data_dir.as_deref())
-        });
-        match tokio::time::timeout(READ_TIMEOUT, reading).await {
-            Ok(read) => read?,
-            Err(_elapsed) => bail!("no result within {READ_TIMEOUT:?}; the disk may hang"),
-        }
-    }
+        file("quotas.txt", quotas.map(String::into_bytes))
+    };
+    stream::iter(of_kernel).chain(stream::once(of_disk))
+}
+
+fn file(name: &'static str, content: anyhow::Result<Vec<u8>>) -> StateFile {
+    let content = content.unwrap_or_else(|error| format!("could not be read: {error:#}\n").into_bytes());
+    StateFile { name, content }
 }
 
 fn versions() -> String {
@@ -129,8 +82,7 @@ fn loop_devices() -> anyhow::Result<String> {
     Ok(text)
 }
 
-fn quotas(data_dir: Option<&Path>) -> anyhow::Result<String> {
-    let data_dir = data_dir.context("node-debug was started without --data-dir")?;
+fn quotas(data_dir: &Path) -> anyhow::Result<String> {
     let directory = File::open(data_dir).with_context(|| format!("open {}", data_dir.display()))?;
     let quota = ProjectQuota::of(directory.as_fd());
     let mut text =
@@ -149,6 +101,7 @@ mod tests {
     use nix::sys::stat::Mode;
 
     use super::*;
+    use crate::disk::{MAX_READS, READ_TIMEOUT};
 
     fn text(file: Option<StateFile>) -> (&'static str, String) {
         let file = file.unwrap();
@@ -163,22 +116,24 @@ mod tests {
         // Opening a named pipe waits for a writer.
         let data_dir = directory.path().join("data");
         nix::unistd::mkfifo(&data_dir, Mode::S_IRWXU).unwrap();
-        let reader = StateReader::new(Some(data_dir.clone()));
-        for _ in 0..MAX_READS {
-            let mut files = pin!(reader.read());
+        let disk = Disk::default();
+        for read_number in 0..=MAX_READS {
+            let mut files = pin!(read(Some(data_dir.clone()), disk.clone()));
             for name in ["versions.txt", "mountinfo.txt", "loop-devices.txt"] {
                 let (found, content) = text(files.next().await);
                 assert!(found == name && !content.contains("no result"), "{found}: {content}");
+                assert!(name != "mountinfo.txt" || content.contains(" /proc "), "{content}");
             }
-            assert!(futures::poll!(files.next()).is_pending());
-            tokio::time::advance(READ_TIMEOUT).await;
+            let reason = if read_number < MAX_READS {
+                assert!(futures::poll!(files.next()).is_pending());
+                tokio::time::advance(READ_TIMEOUT).await;
+                "no result within 15s"
+            } else {
+                "4 reads of the disk have not ended"
+            };
             let (name, content) = text(files.next().await);
-            assert!(name == "quotas.txt" && content.contains("no result within 15s"), "{content}");
+            assert!(name == "quotas.txt" && content.contains(reason), "{content}");
         }
-        let files: Vec<StateFile> = reader.read().collect().await;
-        let contents: Vec<(&str, String)> = files.into_iter().map(|file| text(Some(file))).collect();
-        assert!(contents[1].1.contains(" /proc "), "{contents:?}");
-        assert!(contents[3].1.contains("4 reads have not ended"), "{contents:?}");
         // The threads end when the pipe has a writer, also those that have not opened it yet.
         std::mem::forget(OpenOptions::new().read(true).write(true).open(data_dir).unwrap());
     }

@@ -2,12 +2,13 @@
 
 use std::ffi::OsString;
 use std::path::PathBuf;
+use std::time::Duration;
 
-use clap::{Args, Parser, Subcommand, ValueEnum};
+use clap::{Args, Parser, Subcommand};
 use jiff::SignedDuration;
+use service::socket_path;
 
 use crate::args::DEFAULT_SOCKET;
-use crate::proto::Level;
 
 const EXIT_CODES: &str = "\
 Exit codes:
@@ -18,44 +19,24 @@ Exit codes:
   dbg kubectl has the exit code of kubectl if kubectl was started
 
 Examples:
-  dbg logs                                   list the components whose logs node-debug keeps
-  dbg logs kubelet --follow --since 5m --level warn
+  dbg logs                                   list the components whose logs node-debug reads
+  dbg logs kubelet --follow --lines 20
   dbg condition wait plugin-registered --timeout 60s
   dbg kubectl get pods --all-namespaces
   dbg bundle                                 write one archive for a bug report";
 
 /// Shows the logs and the state of a node that runs node-debug.
 ///
-/// By default, dbg connects to the socket of node-debug on this machine, for which it must run as root or as the user of
-/// node-debug. To connect over TCP, give --address https://HOST:PORT and the three options of TLS.
+/// dbg connects to the socket of node-debug on this machine. It must run as root or as the user of node-debug.
 #[derive(Clone, Debug, Parser)]
 #[command(name = "dbg", version, after_help = EXIT_CODES)]
 pub struct DbgArgs {
-    #[command(flatten)]
-    pub(super) connection: ConnectionArgs,
+    /// Socket of node-debug
+    #[arg(long, env = "NODE_DEBUG_SOCKET", value_name = "PATH", default_value = DEFAULT_SOCKET, value_parser = socket_path)]
+    pub(super) socket: PathBuf,
 
     #[command(subcommand)]
     pub(super) command: DbgCommand,
-}
-
-/// How to reach the service.
-#[derive(Clone, Debug, Args)]
-pub(super) struct ConnectionArgs {
-    /// Address of node-debug: unix:///PATH, or https://HOST:PORT
-    #[arg(long, env = "NODE_DEBUG_ADDRESS", value_name = "ADDRESS", default_value_t = format!("unix://{DEFAULT_SOCKET}"))]
-    pub(super) address: String,
-
-    /// Certificate of this client, as PEM
-    #[arg(long, env = "NODE_DEBUG_TLS_CERT", value_name = "FILE")]
-    pub(super) tls_cert: Option<PathBuf>,
-
-    /// Private key of that certificate, as PEM
-    #[arg(long, env = "NODE_DEBUG_TLS_KEY", value_name = "FILE")]
-    pub(super) tls_key: Option<PathBuf>,
-
-    /// Certificate authority of node-debug's certificate, as PEM
-    #[arg(long, env = "NODE_DEBUG_SERVER_CA", value_name = "FILE")]
-    pub(super) server_ca: Option<PathBuf>,
 }
 
 /// A command of `dbg`.
@@ -64,10 +45,11 @@ pub enum DbgCommand {
     /// Prints the log of a component. Without a component, lists the components
     Logs(LogsArgs),
     /// Evaluates conditions of the node, or waits for them
-    Condition(ConditionArgs),
+    #[command(subcommand)]
+    Condition(ConditionCommand),
     /// Runs kubectl with a kubeconfig that expires soon
     ///
-    /// node-debug requests a token for a service account that its administrator named (--kubeconfig-service-account). The
+    /// node-debug requests a token for the service account that its administrator named (--kubeconfig-service-account). The
     /// kubeconfig is in memory only, and kubectl inherits it.
     Kubectl(KubectlArgs),
     /// Writes one tar archive with all that a bug report needs, without secrets
@@ -88,61 +70,14 @@ pub struct LogsArgs {
     #[arg(long, short, requires = "component")]
     pub(super) follow: bool,
 
-    /// Print only lines of this age or younger, such as 90s, 5m or 1h30m
-    #[arg(long, value_name = "AGE", value_parser = positive_duration, requires = "component")]
-    pub(super) since: Option<SignedDuration>,
-
-    /// Print only lines of this level or a more severe one. A line without a level, as of a stack trace, has the level of the
-    /// line before
-    #[arg(long, value_enum, requires = "component")]
-    pub(super) level: Option<LevelArg>,
-
-    /// Print only this many of the newest lines that match
+    /// Print only this many of the newest lines. Without it, the newest 4 MiB
     #[arg(long, short = 'n', value_name = "COUNT", requires = "component")]
     pub(super) lines: Option<u64>,
-
-    /// Print the time and the level before each line
-    #[arg(long, requires = "component")]
-    pub(super) timestamps: bool,
-}
-
-/// A level of log lines.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum LevelArg {
-    /// All lines.
-    Trace,
-    /// Details for developers.
-    Debug,
-    /// Normal operation.
-    Info,
-    /// Something unexpected.
-    Warn,
-    /// A failure.
-    Error,
-}
-
-impl From<LevelArg> for Level {
-    fn from(level: LevelArg) -> Self {
-        match level {
-            LevelArg::Trace => Self::Trace,
-            LevelArg::Debug => Self::Debug,
-            LevelArg::Info => Self::Info,
-            LevelArg::Warn => Self::Warn,
-            LevelArg::Error => Self::Error,
-        }
-    }
-}
-
-/// Arguments of `dbg condition`.
-#[derive(Clone, Debug, Args)]
-pub struct ConditionArgs {
-    #[command(subcommand)]
-    pub(super) command: ConditionCommand,
 }
 
 /// A command of `dbg condition`.
 #[derive(Clone, Debug, Subcommand)]
-pub(super) enum ConditionCommand {
+pub enum ConditionCommand {
     /// Lists the conditions that node-debug knows
     List,
     /// Evaluates a condition once. The exit code is 0 if it is met, else 1
@@ -150,31 +85,23 @@ pub(super) enum ConditionCommand {
         /// Name of the condition
         name: String,
         /// Its argument, such as the volume of volume-published
-        arguments: Vec<String>,
+        argument: Option<String>,
     },
     /// Waits until a condition is met. The exit code is 1 if the timeout passes before
     Wait {
         /// Name of the condition
         name: String,
         /// Its argument, such as the volume of volume-published
-        arguments: Vec<String>,
-        /// The longest wait, such as 60s or 5m; at most 1h
-        #[arg(long, value_name = "TIME", default_value = "60s", value_parser = positive_duration)]
-        timeout: SignedDuration,
+        argument: Option<String>,
+        /// The longest wait, such as 60s or 5m
+        #[arg(long, value_name = "TIME", default_value = "60s", value_parser = duration)]
+        timeout: Duration,
     },
 }
 
 /// Arguments of `dbg kubectl`.
 #[derive(Clone, Debug, Args)]
 pub struct KubectlArgs {
-    /// Service account to act as, by the name that node-debug has from --kubeconfig-service-account. Without it, the first
-    #[arg(long = "as-account", value_name = "NAME")]
-    pub(super) account: Option<String>,
-
-    /// Lifetime of the kubeconfig, such as 10m or 1h; at least 10m
-    #[arg(long, value_name = "TIME", default_value = "10m", value_parser = positive_duration)]
-    pub(super) lifetime: SignedDuration,
-
     /// Program to run in place of kubectl
     #[arg(long, value_name = "PROGRAM", default_value = "kubectl")]
     pub(super) kubectl: OsString,
@@ -192,12 +119,9 @@ pub struct BundleArgs {
     pub(super) output: Option<PathBuf>,
 }
 
-fn positive_duration(text: &str) -> Result<SignedDuration, String> {
-    match text.parse::<SignedDuration>() {
-        Ok(duration) if duration.is_negative() => Err("must not be negative".to_owned()),
-        Ok(duration) => Ok(duration),
-        Err(_not_a_duration) => Err("must be a number with a unit, such as 90s, 5m or 1h30m".to_owned()),
-    }
+fn duration(text: &str) -> Result<Duration, String> {
+    let duration = text.parse::<SignedDuration>().ok().and_then(|duration| duration.try_into().ok());
+    duration.ok_or_else(|| "must be a number with a unit, such as 90s, 5m or 1h30m".to_owned())
 }
 
 #[cfg(test)]
@@ -218,26 +142,15 @@ mod tests {
     #[case::no_unit("5", None)]
     #[case::negative("-5m", None)]
     #[case::words("soon", None)]
-    fn a_duration_has_a_unit(#[case] text: &str, #[case] seconds: Option<i64>) {
-        assert_eq!(positive_duration(text).ok(), seconds.map(SignedDuration::from_secs));
+    fn a_duration_has_a_unit(#[case] text: &str, #[case] seconds: Option<u64>) {
+        assert_eq!(duration(text).ok(), seconds.map(Duration::from_secs));
     }
 
     /// Even options that dbg knows are passed on.
     #[test]
     fn options_after_a_subcommand_reach_kubectl() {
-        let args = DbgArgs::parse_from([
-            "dbg",
-            "kubectl",
-            "--as-account",
-            "a",
-            "get",
-            "pods",
-            "-n",
-            "x",
-            "--address",
-        ]);
+        let args = DbgArgs::parse_from(["dbg", "kubectl", "get", "pods", "-n", "x", "--socket"]);
         let DbgCommand::Kubectl(kubectl) = args.command else { panic!("another command") };
-        assert_eq!(kubectl.arguments, ["get", "pods", "-n", "x", "--address"]);
-        assert_eq!(kubectl.account.as_deref(), Some("a"));
+        assert_eq!(kubectl.arguments, ["get", "pods", "-n", "x", "--socket"]);
     }
 }

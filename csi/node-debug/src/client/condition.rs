@@ -1,28 +1,25 @@
 //! `dbg condition`.
 
 use std::io::{self, Write, stdout};
+use std::path::Path;
 use std::process::ExitCode;
-use std::time::Duration;
 
-use super::args::{ConditionArgs, ConditionCommand, ConnectionArgs};
+use super::NOT_MET;
+use super::args::ConditionCommand;
 use super::connect::Client;
 use super::escape::escape;
-use super::exit_code::NOT_MET;
 use crate::proto as wire;
 
-pub(super) async fn run(connection: &ConnectionArgs, args: ConditionArgs) -> anyhow::Result<ExitCode> {
-    let mut client = Client::connect(connection).await?;
-    let response = match args.command {
+pub(super) async fn run(socket: &Path, command: ConditionCommand) -> anyhow::Result<ExitCode> {
+    let mut client = Client::connect(socket).await?;
+    let (name, argument, wait) = match command {
         ConditionCommand::List => return list(&mut client).await,
-        ConditionCommand::Get { name, arguments } => {
-            client.service.condition(wire::ConditionRequest { name, arguments }).await
-        }
-        ConditionCommand::Wait { name, arguments, timeout } => {
-            let timeout = Duration::try_from(timeout)?;
-            let timeout_ms = u64::try_from(timeout.as_millis())?;
-            client.service.wait_condition(wire::WaitConditionRequest { name, arguments, timeout_ms }).await
-        }
+        ConditionCommand::Get { name, argument } => (name, argument, None),
+        ConditionCommand::Wait { name, argument, timeout } => (name, argument, Some(timeout)),
     };
+    let wait_ms = wait.map(|wait| u64::try_from(wait.as_millis())).transpose()?;
+    let request = wire::ConditionRequest { name, argument: argument.unwrap_or_default(), wait_ms };
+    let response = client.service.condition(request).await;
     let wire::ConditionResponse { met, detail } =
         response.map_err(|status| client.explain(status))?.into_inner();
     let line = format!("{}: {}", if met { "met" } else { "not met" }, escape(detail.as_bytes()));
@@ -40,12 +37,8 @@ async fn list(client: &mut Client) -> anyhow::Result<ExitCode> {
     let mut out = stdout().lock();
     for condition in described.conditions {
         let name = [condition.name, condition.argument].join(" ");
-        writeln!(
-            out,
-            "{:<24} {}",
-            escape(name.trim_end().as_bytes()),
-            escape(condition.description.as_bytes())
-        )?;
+        let line = format!("{:<24} {}", name.trim_end(), condition.description);
+        writeln!(out, "{}", escape(line.as_bytes()))?;
     }
     Ok(ExitCode::SUCCESS)
 }

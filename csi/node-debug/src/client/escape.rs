@@ -21,6 +21,13 @@ pub(super) fn escape(bytes: &[u8]) -> String {
     text
 }
 
+/// Replaces the same in each line of a text, and ends the last one.
+pub(super) fn escape_lines(bytes: &[u8]) -> String {
+    let lines = bytes.split_inclusive(|byte| *byte == b'\n');
+    let lines = lines.map(|line| line.strip_suffix(b"\n").unwrap_or(line));
+    lines.map(|line| escape(line.strip_suffix(b"\r").unwrap_or(line)) + "\n").collect()
+}
+
 /// Characters that change the order or the lines of a text without being visible.
 fn is_invisible(c: char) -> bool {
     matches!(c, '\u{61c}' | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{feff}')
@@ -43,6 +50,11 @@ mod tests {
     #[case::not_utf8(b"a\xff\x80b", "a\\xff\\x80b")]
     fn control_characters_are_replaced(#[case] bytes: &[u8], #[case] text: &str) {
         assert_eq!(escape(bytes), text);
+    }
+
+    #[test]
+    fn lines_stay_separate() {
+        assert_eq!(escape_lines(b"one\r\n\n\x1btwo"), "one\n\n\\u{1b}two\n");
     }
 
     proptest! {

@@ -10,6 +10,7 @@ use std::fs::File;
 use std::io::{Seek, Write};
 use std::os::fd::AsRawFd;
 use std::os::unix::process::CommandExt;
+use std::path::Path;
 use std::process::{Command, ExitCode};
 
 use anyhow::{Context, anyhow, ensure};
@@ -18,18 +19,14 @@ use base64::engine::general_purpose::STANDARD;
 use nix::sys::memfd::{MFdFlags, memfd_create};
 use serde_json::json;
 
-use super::args::{ConnectionArgs, KubectlArgs};
+use super::args::KubectlArgs;
 use super::connect::Client;
 use crate::proto as wire;
 
-pub(super) async fn run(connection: &ConnectionArgs, args: KubectlArgs) -> anyhow::Result<ExitCode> {
-    let KubectlArgs { account, lifetime, kubectl, arguments } = args;
-    let mut client = Client::connect(connection).await?;
-    let request = wire::KubeconfigRequest {
-        service_account: account.unwrap_or_default(),
-        lifetime_seconds: u64::try_from(lifetime.as_secs())?,
-    };
-    let response = client.service.kubeconfig(request).await;
+pub(super) async fn run(socket: &Path, args: KubectlArgs) -> anyhow::Result<ExitCode> {
+    let KubectlArgs { kubectl, arguments } = args;
+    let mut client = Client::connect(socket).await?;
+    let response = client.service.kubeconfig(wire::KubeconfigRequest {}).await;
     let response = response.map_err(|status| client.explain(status))?.into_inner();
     let kubeconfig = in_memory(&kubeconfig(&response)?).context("hold the kubeconfig in memory")?;
     // kubectl opens it by this path, in its own process.
@@ -41,7 +38,7 @@ pub(super) async fn run(connection: &ConnectionArgs, args: KubectlArgs) -> anyho
 
 /// Returns a kubeconfig as JSON, which is YAML as well. Its user has a token and nothing else.
 fn kubeconfig(response: &wire::KubeconfigResponse) -> anyhow::Result<String> {
-    let wire::KubeconfigResponse { server, certificate_authority, namespace, token, .. } = response;
+    let wire::KubeconfigResponse { server, certificate_authority, namespace, token } = response;
     ensure!(
         server.starts_with("https://") || server.starts_with("http://"),
         "node-debug sent {server:?} as the URL of the API server; see the kubeconfig of node-debug"
@@ -88,7 +85,6 @@ mod tests {
             ),
             namespace: "shop".to_owned(),
             token: "T".to_owned(),
-            expires: String::new(),
         }
     }
 
@@ -114,7 +110,6 @@ mod tests {
             certificate_authority: program.to_owned(),
             namespace: program.to_owned(),
             token: program.to_owned(),
-            expires: program.to_owned(),
         };
         let parsed: Value = serde_json::from_str(&kubeconfig(&response).unwrap()).unwrap();
         assert_eq!(parsed["users"], json!([{ "name": "dbg", "user": { "token": program } }]));

@@ -5,25 +5,28 @@ mod bundle;
 mod condition;
 mod connect;
 mod escape;
-mod exit_code;
 mod kubectl;
 mod logs;
 mod redact;
-mod secret_value;
 
 use std::io;
 use std::process::ExitCode;
 
 pub use args::{DbgArgs, DbgCommand};
 
+/// The exit code if a condition is not met.
+const NOT_MET: u8 = 1;
+/// The exit code if the service could not be reached or refused the request, or a file could not be written. clap uses 2.
+const FAILED: u8 = 3;
+
 /// Runs one command. Errors are one line on standard error.
 pub async fn dbg(args: DbgArgs) -> ExitCode {
-    let DbgArgs { connection, command } = args;
+    let DbgArgs { socket, command } = args;
     let ended = match command {
-        DbgCommand::Logs(args) => logs::run(&connection, args).await,
-        DbgCommand::Condition(args) => condition::run(&connection, args).await,
-        DbgCommand::Kubectl(args) => kubectl::run(&connection, args).await,
-        DbgCommand::Bundle(args) => bundle::run(&connection, args).await,
+        DbgCommand::Logs(args) => logs::run(&socket, args).await,
+        DbgCommand::Condition(args) => condition::run(&socket, args).await,
+        DbgCommand::Kubectl(args) => kubectl::run(&socket, args).await,
+        DbgCommand::Bundle(args) => bundle::run(&socket, args).await,
     };
     match ended {
         Ok(code) => code,
@@ -31,7 +34,7 @@ pub async fn dbg(args: DbgArgs) -> ExitCode {
         Err(error) if is_broken_pipe(&error) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("dbg: {}", escape::escape(format!("{error:#}").as_bytes()));
-            ExitCode::from(exit_code::FAILED)
+            ExitCode::from(FAILED)
         }
     }
 }

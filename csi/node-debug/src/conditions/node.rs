@@ -1,10 +1,10 @@
 //! The objects of this node on the API server.
 
+use anyhow::{Context, ensure};
 use csi::DriverName;
 use k8s_openapi::api::core::v1::Node;
 use k8s_openapi::api::storage::v1::CSINode;
 
-use super::evaluation::Evaluation;
 use crate::cluster::ApiServerAccess;
 
 /// A query about this node.
@@ -15,42 +15,38 @@ pub(super) struct NodeQuery {
 }
 
 impl NodeQuery {
-    pub(super) async fn ready(&self) -> anyhow::Result<Evaluation> {
-        Ok(is_ready(&self.name, self.cluster.node(&self.name).await?.as_ref()))
+    pub(super) async fn ready(&self) -> anyhow::Result<String> {
+        is_ready(&self.name, self.cluster.object(&self.name).await?)
     }
 
-    pub(super) async fn has_driver(&self, driver: &DriverName) -> anyhow::Result<Evaluation> {
-        Ok(has_driver(&self.name, driver, self.cluster.csi_node(&self.name).await?.as_ref()))
+    pub(super) async fn has_driver(&self, driver: &DriverName) -> anyhow::Result<String> {
+        has_driver(&self.name, driver, self.cluster.object(&self.name).await?)
     }
 }
 
-fn is_ready(name: &str, node: Option<&Node>) -> Evaluation {
-    let Some(node) = node else {
-        return Evaluation::not_met(format!("Node {name} does not exist; the kubelet has not registered it"));
-    };
-    let conditions = node.status.as_ref().and_then(|status| status.conditions.as_ref());
+fn is_ready(name: &str, node: Option<Node>) -> anyhow::Result<String> {
+    let node =
+        node.with_context(|| format!("Node {name} does not exist; the kubelet has not registered it"))?;
+    let conditions = node.status.and_then(|status| status.conditions);
     let ready = conditions.into_iter().flatten().find(|condition| condition.type_ == "Ready");
-    match ready {
-        Some(ready) if ready.status == "True" => Evaluation::met(format!("Node {name} is Ready")),
-        Some(ready) => Evaluation::not_met(format!(
-            "Node {name} is not Ready: {} {}",
-            ready.reason.as_deref().unwrap_or("no reason"),
-            ready.message.as_deref().unwrap_or_default()
-        )),
-        None => Evaluation::not_met(format!("Node {name} has no condition Ready yet")),
-    }
+    let ready = ready.with_context(|| format!("Node {name} has no condition Ready yet"))?;
+    ensure!(
+        ready.status == "True",
+        "Node {name} is not Ready: {} {}",
+        ready.reason.as_deref().unwrap_or("no reason"),
+        ready.message.as_deref().unwrap_or_default()
+    );
+    Ok(format!("Node {name} is Ready"))
 }
 
-fn has_driver(name: &str, driver: &DriverName, node: Option<&CSINode>) -> Evaluation {
-    let drivers = node.iter().flat_map(|node| &node.spec.drivers).map(|driver| driver.name.as_str());
-    let drivers: Vec<&str> = drivers.collect();
-    if drivers.contains(&driver.as_str()) {
-        return Evaluation::met(format!("CSINode {name} lists driver {driver}"));
-    }
-    let listed = if drivers.is_empty() { "no driver".to_owned() } else { drivers.join(", ") };
-    Evaluation::not_met(format!(
-        "the driver serves its socket, but CSINode {name} lists {listed}; see the log of the kubelet"
-    ))
+fn has_driver(name: &str, driver: &DriverName, node: Option<CSINode>) -> anyhow::Result<String> {
+    let drivers = node.into_iter().flat_map(|node| node.spec.drivers).map(|driver| driver.name);
+    let drivers: Vec<String> = drivers.collect();
+    ensure!(
+        drivers.iter().any(|found| found == driver.as_str()),
+        "the driver serves its socket, but the drivers that CSINode {name} lists are {drivers:?}; see the log of the kubelet"
+    );
+    Ok(format!("CSINode {name} lists driver {driver}"))
 }
 
 #[cfg(test)]
@@ -71,9 +67,8 @@ mod tests {
     #[case::no_condition(Some(json!([])), false)]
     #[case::no_object(None, false)]
     fn only_true_condition_makes_node_ready(#[case] conditions: Option<Value>, #[case] met: bool) {
-        let evaluation = is_ready("n", conditions.map(node).as_ref());
-        assert_eq!(evaluation.met, met, "{}", evaluation.detail);
-        assert!(evaluation.detail.contains("Node n"));
+        let ready = is_ready("n", conditions.map(node));
+        assert_eq!(ready.is_ok(), met, "{ready:?}");
     }
 
     #[rstest]
@@ -88,7 +83,7 @@ mod tests {
                 .collect();
             serde_json::from_value(json!({ "metadata": {}, "spec": { "drivers": drivers } })).unwrap()
         });
-        let evaluation = has_driver("n", &"a.b".parse().unwrap(), csi_node.as_ref());
-        assert_eq!(evaluation.met, met, "{}", evaluation.detail);
+        let registered = has_driver("n", &"a.b".parse().unwrap(), csi_node);
+        assert_eq!(registered.is_ok(), met, "{registered:?}");
     }
 }

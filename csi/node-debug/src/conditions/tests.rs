@@ -1,50 +1,56 @@
 //! Tests of requests for conditions, and of the wait for a driver that starts.
 
+use std::path::Path;
+
 use csi::socket;
 use csi_wire::registration as wire;
 use csi_wire::registration::registration_server::{Registration, RegistrationServer};
 use rstest::rstest;
 use tokio_stream::wrappers::UnixListenerStream;
-use tonic::{Request, Response, Status, async_trait};
+use tonic::{Request, Response, async_trait};
 
 use super::*;
 
 const HOUR: Duration = Duration::from_secs(3600);
 
-fn subject(registration_dir: &std::path::Path) -> ConditionSubject {
-    ConditionSubject {
+fn conditions(registration_dir: &Path) -> Conditions {
+    Conditions {
         driver_name: Some("a.b".parse().unwrap()),
         registration_dir: registration_dir.to_owned(),
         data_dir: Some("/nonexistent/data".into()),
-        ..ConditionSubject::default()
+        ..Conditions::default()
     }
 }
 
-async fn evaluate(subject: ConditionSubject, name: &str, arguments: &[&str]) -> Result<Evaluation, String> {
-    let arguments: Vec<String> = arguments.iter().map(|argument| (*argument).to_owned()).collect();
-    Conditions::new(subject).evaluate(name, &arguments).await.map_err(|error| error.to_string())
+#[rstest]
+#[case::unknown(
+    "plugin",
+    "",
+    "there is no condition \"plugin\"; the conditions are plugin-serving, plugin-registered, quota-enforced, node-ready, volume-published VOLUME"
+)]
+#[case::too_many("plugin-serving", "x", "there is no condition \"plugin-serving x\"")]
+#[case::too_few("volume-published", "", "there is no condition \"volume-published\"")]
+#[case::bad_volume("volume-published", "../x", "../x")]
+#[case::not_configured("node-ready", "", "condition node-ready needs option --kubeconfig of node-debug")]
+fn invalid_request_fails_with_one_line(#[case] name: &str, #[case] argument: &str, #[case] message: &str) {
+    let error = conditions("/nonexistent".as_ref()).query(name, argument).unwrap_err();
+    let error = error.message();
+    assert!(error.contains(message) && !error.contains('\n'), "{error}");
 }
 
-#[rstest]
-#[case::unknown("plugin", &[], "there is no condition \"plugin\"; the conditions are plugin-serving, plugin-registered, quota-enforced, node-ready, volume-published")]
-#[case::too_many("plugin-serving", &["x"], "takes no argument")]
-#[case::too_few("volume-published", &[], "takes one argument, VOLUME")]
-#[case::bad_volume("volume-published", &["../x"], "../x")]
-#[case::not_configured("node-ready", &[], "condition node-ready needs option --kubeconfig of node-debug")]
-#[tokio::test]
-async fn invalid_request_fails_with_one_line(
-    #[case] name: &str,
-    #[case] arguments: &[&str],
-    #[case] message: &str,
-) {
-    let error = evaluate(subject("/nonexistent".as_ref()), name, arguments).await.unwrap_err();
-    assert!(error.contains(message) && !error.contains('\n'), "{error}");
+/// Such as for want of an option; only an unknown condition is not found.
+#[test]
+fn every_listed_condition_is_known() {
+    for (name, argument, _) in CONDITIONS {
+        let query = Conditions::default().query(name, argument);
+        assert!(query.is_err_and(|error| error.code() != tonic::Code::NotFound), "{name}");
+    }
 }
 
 #[tokio::test]
 async fn absent_volume_is_not_published() {
-    let evaluation = evaluate(subject("/nonexistent".as_ref()), "volume-published", &["v"]).await.unwrap();
-    assert!(!evaluation.met && evaluation.detail.contains("there is no volume v"), "{evaluation:?}");
+    let evaluated = conditions("/nonexistent".as_ref()).evaluate("volume-published", "v").await.unwrap();
+    assert!(!evaluated.met && evaluated.detail.contains("there is no volume v"), "{evaluated:?}");
 }
 
 /// A driver that registers under this name.
@@ -69,7 +75,7 @@ impl Registration for FakeDriver {
     }
 }
 
-fn serve(driver: &'static str, directory: &std::path::Path) -> tokio::task::JoinHandle<()> {
+fn serve(driver: &'static str, directory: &Path) -> tokio::task::JoinHandle<()> {
     let (listener, file) = socket::listen(&directory.join("a.b-reg.sock"), socket::OF_ROOT).unwrap();
     tokio::spawn(async move {
         let _file = file;
@@ -84,19 +90,16 @@ async fn wait_ends_when_driver_serves_socket() {
     let scratch = tempfile::tempdir().unwrap();
     // The kubelet has not created the directory yet.
     let directory = scratch.path().join("plugins_registry");
-    let conditions = Conditions::new(subject(&directory));
-    let before = conditions.evaluate("plugin-serving", &[]).await.unwrap();
-    assert!(!before.met && before.detail.contains("does not exist"), "{before:?}");
+    let conditions = conditions(&directory);
+    let before = conditions.evaluate("plugin-serving", "").await.unwrap();
+    assert!(!before.met && before.detail.contains("the driver is not running"), "{before:?}");
 
-    let waiting = tokio::spawn({
-        let conditions = conditions.clone();
-        async move { conditions.wait("plugin-serving", &[], Instant::now() + HOUR).await.unwrap() }
-    });
-    tokio::task::yield_now().await;
+    let mut waiting = std::pin::pin!(conditions.wait("plugin-serving", "", Instant::now() + HOUR));
+    assert!(futures::poll!(&mut waiting).is_pending());
     std::fs::create_dir(&directory).unwrap();
     let driver = serve("a.b", &directory);
     let met = tokio::time::timeout(Duration::from_secs(60), waiting).await.expect("the wait ends").unwrap();
-    assert_eq!(met, Evaluation::met("driver a.b serves /csi.sock"));
+    assert!(met.met && met.detail == "driver a.b serves /csi.sock", "{met:?}");
     driver.abort();
 }
 
@@ -104,38 +107,29 @@ async fn wait_ends_when_driver_serves_socket() {
 async fn socket_of_another_plugin_is_ignored() {
     let scratch = tempfile::tempdir().unwrap();
     let driver = serve("other", scratch.path());
-    let evaluation = evaluate(subject(scratch.path()), "plugin-serving", &[]).await.unwrap();
-    assert!(!evaluation.met && evaluation.detail.contains("another plugin, \"other\""), "{evaluation:?}");
+    let evaluated = conditions(scratch.path()).evaluate("plugin-serving", "").await.unwrap();
+    assert!(!evaluated.met && evaluated.detail.contains("another plugin, \"other\""), "{evaluated:?}");
     driver.abort();
 }
 
 #[tokio::test(start_paused = true)]
-async fn wait_returns_reason_at_its_deadline() {
-    let conditions = Conditions::new(subject("/nonexistent".as_ref()));
-    let deadline = Instant::now() + HOUR;
-    let evaluation = conditions.wait("plugin-serving", &[], deadline).await.unwrap();
-    assert!(!evaluation.met && evaluation.detail.contains("a.b-reg.sock"), "{evaluation:?}");
-}
-
-#[tokio::test(start_paused = true)]
-async fn constant_changes_do_not_extend_waits() {
+async fn wait_returns_last_reason_at_deadline() {
     const TIMEOUT: Duration = Duration::from_secs(10);
     let begin = Instant::now();
     let evaluate = || async {
         tokio::time::sleep(Duration::from_secs(3)).await;
-        Evaluation::not_met("not yet".to_owned())
+        Err(anyhow::anyhow!("not yet"))
     };
-    let waiting = wait_until_met(evaluate, stream::repeat(()).boxed(), begin + TIMEOUT);
-    let evaluation = tokio::time::timeout(HOUR, waiting).await.expect("the wait ends");
-    assert_eq!((evaluation, begin.elapsed()), (Evaluation::not_met("not yet".to_owned()), TIMEOUT));
+    let last = wait_until_met(evaluate, begin + TIMEOUT).await;
+    assert!(!last.met && last.detail == "not yet", "{last:?}");
+    assert_eq!(begin.elapsed(), TIMEOUT);
 }
 
 #[tokio::test(start_paused = true)]
 async fn hanging_evaluation_does_not_extend_waits() {
     const TIMEOUT: Duration = Duration::from_secs(10);
     let begin = Instant::now();
-    let waiting = wait_until_met(std::future::pending, stream::repeat(()).boxed(), begin + TIMEOUT);
-    let evaluation = tokio::time::timeout(HOUR, waiting).await.expect("the wait ends");
-    assert!(evaluation.detail.contains("no result before the timeout"), "{evaluation:?}");
+    let last = wait_until_met(std::future::pending, begin + TIMEOUT).await;
+    assert!(last.detail.contains("no result before the timeout"), "{last:?}");
     assert_eq!(begin.elapsed(), TIMEOUT);
 }

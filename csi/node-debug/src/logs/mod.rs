@@ -1,108 +1,160 @@
-//! The logs of the node's components, in one ring buffer for each.
+//! The logs of the node's components. The service keeps no copy: each call reads the file of the component, or the kernel's
+//! buffer.
 
 mod file;
-mod kmsg;
-mod level;
-mod line;
-mod ring;
-mod source;
-mod stream;
+mod kernel;
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::fmt;
+use std::path::PathBuf;
+use std::str::FromStr;
 use std::time::Duration;
 
-pub(crate) use line::Line;
-#[cfg(test)]
-pub(crate) use line::RawLine;
-pub(crate) use ring::{Position, Ring, Selection};
-pub use source::{LineSource, LogSource};
-pub(crate) use stream::listen;
-use tokio::task::JoinSet;
+use anyhow::Context;
+use file::FileReader;
+use futures::stream::{self, BoxStream, StreamExt, TryStreamExt};
+use kernel::KernelReader;
+use service::absolute_path;
 
-/// The wait after a source has failed, before it is opened again.
-const RETRY_INTERVAL: Duration = Duration::from_secs(5);
+/// The newest bytes of a log that a call returns before it follows.
+const MAX_BYTES: usize = 4 << 20;
 
-/// A component whose lines are kept.
-#[derive(Debug)]
-pub(crate) struct LoggedComponent {
-    pub(crate) name: String,
-    pub(crate) source: LineSource,
-    pub(crate) ring: Arc<Ring>,
-    problem: Mutex<Option<String>>,
+/// The bytes of one part of a stream.
+pub(crate) const CHUNK_BYTES: usize = 256 << 10;
+
+/// The interval at which a call that follows looks for more. An event would need a watch on each directory above the file and above the
+/// target of a link, and a reader does not notice the difference.
+const POLL_INTERVAL: Duration = Duration::from_millis(500);
+
+/// Where the lines of a component are.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum LineSource {
+    /// A file that the component appends to. It may be rotated, truncated, and not exist yet.
+    File(PathBuf),
+    /// The kernel's log.
+    Kmsg,
 }
 
-/// All components, in the order of the command line.
-#[derive(Clone, Debug)]
-pub(crate) struct Logs(Arc<[Arc<LoggedComponent>]>);
-
-impl Logs {
-    /// Prepares a ring of `max_bytes` for each source.
-    pub(crate) fn new(sources: Vec<LogSource>, max_bytes: usize) -> Self {
-        let component = |LogSource { name, source }| {
-            let ring = Arc::new(Ring::new(max_bytes));
-            Arc::new(LoggedComponent { name, source, ring, problem: Mutex::default() })
-        };
-        Self(sources.into_iter().map(component).collect())
-    }
-
-    pub(crate) fn components(&self) -> impl Iterator<Item = &Arc<LoggedComponent>> {
-        self.0.iter()
-    }
-
-    pub(crate) fn component(&self, name: &str) -> Option<&Arc<LoggedComponent>> {
-        self.components().find(|component| component.name == name)
-    }
-
-    /// Reads all sources until the returned tasks are dropped.
-    pub(crate) fn follow(&self) -> JoinSet<()> {
-        self.components().map(|component| Arc::clone(component).follow()).collect()
-    }
-}
-
-impl LoggedComponent {
-    /// Returns the reason why no lines arrive, or `None`.
-    pub(crate) fn problem(&self) -> Option<String> {
-        self.problem.lock().unwrap_or_else(PoisonError::into_inner).clone()
-    }
-
-    fn set_problem(&self, problem: Option<String>) {
-        *self.problem.lock().unwrap_or_else(PoisonError::into_inner) = problem;
-    }
-
-    /// Reads the source, and again after each failure. A source that fails never stops the others.
-    async fn follow(self: Arc<Self>) {
-        let mut tail = None;
-        loop {
-            let ended = match &self.source {
-                LineSource::File(path) => {
-                    file::follow(path, &self.ring, &mut tail, |problem| self.set_problem(problem)).await
-                }
-                LineSource::Fifo(path) => {
-                    self.set_problem(None);
-                    stream::follow_fifo(path, &self.ring).await
-                }
-                LineSource::Unix(path) => {
-                    self.set_problem(None);
-                    stream::follow_socket(path, Arc::clone(&self.ring)).await
-                }
-                LineSource::Kmsg => {
-                    self.set_problem(None);
-                    kmsg::follow(&self.ring).await
-                }
-            };
-            let problem = match ended {
-                Ok(()) => "the source ended".to_owned(),
-                Err(error) => format!("{error:#}"),
-            };
-            if self.problem().as_ref() != Some(&problem) {
-                tracing::warn!(
-                    component = self.name, source = %self.source, problem,
-                    "could not read a log; retrying every {RETRY_INTERVAL:?}"
-                );
-            }
-            self.set_problem(Some(problem));
-            tokio::time::sleep(RETRY_INTERVAL).await;
+impl fmt::Display for LineSource {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::File(path) => write!(f, "{}", path.display()),
+            Self::Kmsg => f.write_str("kmsg"),
         }
+    }
+}
+
+/// A component and the source of its lines: `NAME=SOURCE`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LogSource {
+    /// The name of the component.
+    pub name: String,
+    /// Where its lines are.
+    pub source: LineSource,
+}
+
+impl FromStr for LogSource {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let (name, source) = text.split_once('=').ok_or("must be NAME=SOURCE")?;
+        // The name becomes the name of a file in the archive of `dbg bundle`.
+        let is_name = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
+        if !name.starts_with(|c: char| c.is_ascii_alphanumeric()) || !name.chars().all(is_name) {
+            return Err("the name must be letters, digits, dots, hyphens or underscores, and begin with a letter or digit".to_owned());
+        }
+        let source = match source {
+            "kmsg" => LineSource::Kmsg,
+            path => absolute_path(path)
+                .map(LineSource::File)
+                .map_err(|error| format!("the source {error}, or kmsg"))?,
+        };
+        Ok(Self { name: name.to_owned(), source })
+    }
+}
+
+/// Returns the newest lines of a log, and with `follow` what the component appends from then on, until the stream is dropped.
+pub(crate) fn read(
+    source: &LineSource,
+    lines: Option<u64>,
+    follow: bool,
+) -> BoxStream<'static, anyhow::Result<Vec<u8>>> {
+    let reader = match source {
+        LineSource::File(path) => Reader::File(FileReader::new(path.clone(), follow)),
+        LineSource::Kmsg => Reader::Kernel(KernelReader::default()),
+    };
+    let content = async move {
+        let (reader, content) = newest(reader, lines).await?;
+        let chunks: Vec<_> = content.chunks(CHUNK_BYTES).map(|chunk| Ok(chunk.to_vec())).collect();
+        let rest = follow.then(|| stream::try_unfold(reader, appended));
+        anyhow::Ok(stream::iter(chunks).chain(stream::iter(rest).flatten()))
+    };
+    stream::once(content).try_flatten().boxed()
+}
+
+/// Reads to the present end of a log. Returns its last lines.
+async fn newest(mut reader: Reader, lines: Option<u64>) -> anyhow::Result<(Reader, Vec<u8>)> {
+    let mut content = Vec::new();
+    loop {
+        let (same, chunk) = reader.next().await?;
+        reader = same;
+        if chunk.is_empty() {
+            break;
+        }
+        content.extend(chunk);
+        content.drain(..start_of_newest(&content, MAX_BYTES));
+    }
+    if let Some(lines) = lines {
+        content.drain(..start_of_last(&content, lines));
+    }
+    Ok((reader, content))
+}
+
+/// Waits until a log has more. It never returns `None`.
+async fn appended(mut reader: Reader) -> anyhow::Result<Option<(Vec<u8>, Reader)>> {
+    loop {
+        let (same, chunk) = reader.next().await?;
+        if !chunk.is_empty() {
+            return Ok(Some((chunk, same)));
+        }
+        reader = same;
+        tokio::time::sleep(POLL_INTERVAL).await;
+    }
+}
+
+/// Returns where the newest lines begin that have at most `max_bytes`.
+fn start_of_newest(content: &[u8], max_bytes: usize) -> usize {
+    let Some(before) = content.len().checked_sub(max_bytes + 1) else { return 0 };
+    let newline = content[before..].iter().position(|byte| *byte == b'\n');
+    before + 1 + newline.unwrap_or(0)
+}
+
+/// Returns where the last `lines` lines begin.
+fn start_of_last(content: &[u8], lines: u64) -> usize {
+    let Some(others) = usize::try_from(lines).unwrap_or(usize::MAX).checked_sub(1) else {
+        return content.len();
+    };
+    let ends = content.strip_suffix(b"\n").unwrap_or(content).iter().enumerate().rev();
+    ends.filter(|(_, byte)| **byte == b'\n').nth(others).map_or(0, |(at, _)| at + 1)
+}
+
+/// The position of a call in a log.
+#[derive(Debug)]
+enum Reader {
+    File(FileReader),
+    Kernel(KernelReader),
+}
+
+impl Reader {
+    /// Returns what the log has after the position; nothing at its end.
+    async fn next(mut self) -> anyhow::Result<(Self, Vec<u8>)> {
+        let read = move || {
+            let content = match &mut self {
+                Self::File(reader) => reader.next(),
+                Self::Kernel(reader) => reader.next(),
+            };
+            content.map(|content| (self, content))
+        };
+        tokio::task::spawn_blocking(read).await.context("read a log")?
     }
 }
 

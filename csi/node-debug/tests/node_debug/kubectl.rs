@@ -57,7 +57,7 @@ fn node(server: &str) -> (Node, tempfile::TempDir) {
     let path = write(&scratch.path().join("kubeconfig"), &kubeconfig);
     let node = Node::start(&[
         format!("--kubeconfig={path}"),
-        "--kubeconfig-service-account=viewer=debug/node-debug-viewer".to_owned(),
+        "--kubeconfig-service-account=debug/node-debug-viewer".to_owned(),
     ]);
     (node, scratch)
 }
@@ -93,12 +93,8 @@ fn kubectl_gets_token_of_allowed_account() {
 }
 
 #[test]
-fn other_accounts_and_lifetimes_are_refused() {
-    // Nothing listens there: the service refuses before it asks the API server.
+fn unreachable_api_server_is_reported() {
     let (node, _scratch) = node("http://127.0.0.1:1");
-    let kubectl = |option: &str, value: &str| node.dbg(&["kubectl", option, value, "version"]);
-    kubectl("--as-account", "admin").assert_failed("the service accounts are viewer");
-    kubectl("--lifetime", "1m").assert_failed("the lifetime must be from 600 s to 3600 s");
-    kubectl("--lifetime", "2h").assert_failed("the lifetime must be from 600 s to 3600 s");
-    kubectl("--lifetime", "10m").assert_failed("request a token for service account debug/node-debug-viewer");
+    node.dbg(&["kubectl", "version"])
+        .assert_failed("request a token for service account debug/node-debug-viewer");
 }

@@ -1,38 +1,36 @@
-//! Tests of the service and of the program `dbg`, over real sockets and real TLS. They need no root.
+//! Tests of the service and of the program `dbg`, over real sockets. They need no root.
 
 mod bundle;
 mod documentation;
 mod kubectl;
 mod shutdown;
-mod slow_reader;
 mod support;
-mod tls;
 
 use std::io::{BufRead, BufReader};
 use std::process::Stdio;
 
 use support::*;
 
-/// The options select by number of lines, level and age.
 #[test]
-fn logs_are_filtered_as_requested() {
+fn newest_lines_of_log_are_printed() {
     let node = Node::start(&[]);
-    node.write_log("2020-01-01T00:00:00Z ERROR old\nINFO one\nWARN two\n  of two\nINFO three\n");
-    let lines = |options: &[&str]| {
-        let output = node.dbg(&[&["logs", COMPONENT], options].concat());
-        output.stdout.lines().map(str::to_owned).collect::<Vec<_>>()
-    };
-    assert_eq!(lines(&["--lines", "2"]), ["  of two", "INFO three"]);
-    assert_eq!(lines(&["--level", "warn", "--since", "1h"]), ["WARN two", "  of two"]);
-    assert_eq!(lines(&[]).len(), 5);
-    let listed = node.dbg(&["logs"]);
-    assert!(listed.stdout.contains("agent") && listed.stdout.contains("5 lines"), "{}", listed.stdout);
+    node.append_log("one\ntwo\nthree\nfour without end");
+    let print = |options: &[&str]| node.dbg(&[&["logs", COMPONENT], options].concat()).stdout;
+    assert_eq!(print(&["--lines", "2"]), "three\nfour without end\n");
+    assert_eq!(print(&[]), "one\ntwo\nthree\nfour without end\n");
+    let listed = node.dbg(&["logs"]).stdout;
+    assert!(listed.starts_with("agent ") && listed.ends_with("/agent.log\n"), "{listed}");
+}
+
+#[test]
+fn missing_log_is_reported() {
+    Node::start(&[]).dbg(&["logs", COMPONENT]).assert_failed("agent.log does not exist");
 }
 
 #[test]
 fn control_characters_are_escaped() {
     let node = Node::start(&[]);
-    node.write_log("\x1b]0;owned\x07\x1b[2J\rtext\n");
+    node.append_log("\x1b]0;owned\x07\x1b[2J\rtext\n");
     let output = node.dbg(&["logs", COMPONENT]);
     assert_eq!(output.stdout, "\\u{1b}]0;owned\\u{7}\\u{1b}[2J\\u{d}text\n");
 }
@@ -40,7 +38,7 @@ fn control_characters_are_escaped() {
 #[test]
 fn following_prints_new_lines() {
     let node = Node::start(&[]);
-    node.write_log("before\n");
+    node.append_log("before\n");
     let mut dbg = node.command(&["logs", COMPONENT, "--follow"]).stdout(Stdio::piped()).spawn().unwrap();
     let mut lines = BufReader::new(dbg.stdout.take().unwrap()).lines().map(Result::unwrap);
     assert_eq!(lines.next().unwrap(), "before");
@@ -53,7 +51,7 @@ fn following_prints_new_lines() {
 #[test]
 fn following_fails_when_the_service_stops() {
     let node = Node::start(&[]);
-    node.write_log("before\n");
+    node.append_log("before\n");
     let mut dbg = node
         .command(&["logs", COMPONENT, "--follow"])
         .stdout(Stdio::piped())
@@ -81,9 +79,8 @@ fn closed_output_keeps_exit_code() {
 #[test]
 fn missing_service_is_reported_with_remedy() {
     let directory = tempfile::tempdir().unwrap();
-    let address = format!("unix://{}/none.sock", directory.path().display());
-    let output = run(&["--address", &address, "logs", "kubelet"]);
-    output.assert_failed("start node-debug on the node, or give its address with --address");
+    let output = run(&directory.path().join("none.sock"), &["logs", "kubelet"]);
+    output.assert_failed("start node-debug on the node, or give its socket with --socket");
     assert!(output.stderr.contains("none.sock"), "{}", output.stderr);
 }
 
@@ -120,26 +117,11 @@ fn unmet_condition_exits_with_1() {
 #[test]
 fn second_service_keeps_the_first_socket() {
     let node = Node::start(&[]);
-    let error = node.start_another().unwrap_err();
+    let error = node.start_another(&[]);
     assert!(error.contains("another process listens on"), "{error}");
     assert_eq!(node.dbg(&["logs"]).code, Some(0));
-}
-
-#[test]
-fn path_given_twice_is_refused() {
-    let directory = tempfile::tempdir().unwrap();
-    let path = directory.path().display();
-    let start = |options: &[String]| {
-        let runtime = tokio::runtime::Runtime::new().unwrap();
-        let stop = tokio_util::sync::CancellationToken::new();
-        let started = runtime.block_on(start(directory.path(), options, stop));
-        started.map(drop).map_err(|error| format!("{error:#}"))
-    };
-    let twice = [format!("--log=a=unix:{path}/x"), format!("--log=b=fifo:{path}/x")];
-    let error = start(&twice).unwrap_err();
-    assert!(error.contains("/x is given twice"), "{error}");
-    let error = start(&[format!("--log=a=unix:{path}/run/node-debug.sock")]).unwrap_err();
-    assert!(error.contains("node-debug.sock is given twice"), "{error}");
+    let error = node.start_another(&[format!("--log={COMPONENT}=kmsg")]);
+    assert!(error.contains("component agent is given twice"), "{error}");
 }
 
 #[test]

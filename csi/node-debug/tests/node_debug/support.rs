@@ -2,7 +2,7 @@
 
 use std::fs::{self, OpenOptions};
 use std::io::Write;
-use std::net::SocketAddr;
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use clap::Parser;
 use tempfile::TempDir;
 use tokio::runtime::Runtime;
+use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
 pub(crate) const COMPONENT: &str = "agent";
@@ -21,7 +22,7 @@ const TIMEOUT: Duration = Duration::from_secs(60);
 pub(crate) struct Node {
     directory: TempDir,
     runtime: Runtime,
-    running: node_debug::RunningService,
+    serving: JoinHandle<anyhow::Result<()>>,
     stop: CancellationToken,
 }
 
@@ -34,7 +35,8 @@ pub(crate) struct Output {
 }
 
 impl Output {
-    /// Checks that the command failed with one line that contains this text.
+    /// Checks that the command failed with one line that has `text`.
+    #[track_caller]
     pub(crate) fn assert_failed(&self, text: &str) {
         assert_eq!(self.code, Some(3), "{self:?}");
         assert_eq!(self.stdout, "", "{self:?}");
@@ -48,33 +50,35 @@ impl Node {
         let directory = tempfile::tempdir().unwrap();
         let runtime = Runtime::new().unwrap();
         let stop = CancellationToken::new();
-        let running = runtime.block_on(start(directory.path(), options, stop.clone())).unwrap();
-        Self { directory, runtime, running, stop }
+        let serving = runtime.spawn(node_debug::serve(args(directory.path(), options), stop.clone()));
+        let node = Self { directory, runtime, serving, stop };
+        let deadline = Instant::now() + TIMEOUT;
+        while UnixStream::connect(node.socket()).is_err() {
+            assert!(Instant::now() < deadline && !node.serving.is_finished(), "the service does not listen");
+        }
+        node
     }
 
-    /// Starts a service with the same socket.
-    pub(crate) fn start_another(&self) -> Result<(), String> {
-        let started = self.runtime.block_on(start(self.directory.path(), &[], CancellationToken::new()));
-        started.map(drop).map_err(|error| format!("{error:#}"))
+    /// Starts a service with the same socket, which fails.
+    pub(crate) fn start_another(&self, options: &[String]) -> String {
+        let another = node_debug::serve(args(self.directory.path(), options), CancellationToken::new());
+        format!("{:#}", self.runtime.block_on(another).unwrap_err())
     }
 
     pub(crate) fn stop(self) {
-        let Self { directory, runtime, running, stop } = self;
+        let Self { directory, runtime, serving, stop } = self;
         stop.cancel();
-        runtime.block_on(async { tokio::time::timeout(TIMEOUT, running.finished()).await }).unwrap().unwrap();
+        let ended = runtime.block_on(async { tokio::time::timeout(TIMEOUT, serving).await });
+        ended.unwrap().unwrap().unwrap();
         drop(directory);
     }
 
     pub(crate) fn socket(&self) -> PathBuf {
-        socket(self.directory.path())
+        self.directory.path().join("run/node-debug.sock")
     }
 
     pub(crate) fn directory(&self) -> &Path {
         self.directory.path()
-    }
-
-    pub(crate) fn tcp(&self) -> SocketAddr {
-        self.running.address.unwrap()
     }
 
     pub(crate) fn append_log(&self, text: &str) {
@@ -83,23 +87,9 @@ impl Node {
         file.write_all(text.as_bytes()).unwrap();
     }
 
-    /// Writes to the log, and waits until the service has read it.
-    pub(crate) fn write_log(&self, text: &str) {
-        self.append_log(text);
-        let expected = format!(" {} lines", text.lines().count());
-        let deadline = Instant::now() + TIMEOUT;
-        loop {
-            let listed = self.dbg(&["logs"]);
-            if listed.stdout.contains(&expected) {
-                return;
-            }
-            assert!(Instant::now() < deadline, "the service has not read the log: {listed:?}");
-        }
-    }
-
     pub(crate) fn command(&self, args: &[&str]) -> Command {
-        let mut command = dbg();
-        command.arg("--address").arg(format!("unix://{}", self.socket().display())).args(args);
+        let mut command = Command::new(env!("CARGO_BIN_EXE_dbg"));
+        command.arg("--socket").arg(self.socket()).args(args);
         command
     }
 
@@ -108,16 +98,8 @@ impl Node {
     }
 }
 
-fn socket(directory: &Path) -> PathBuf {
-    directory.join("run/node-debug.sock")
-}
-
-/// Starts a service with its files in `directory`.
-pub(crate) async fn start(
-    directory: &Path,
-    options: &[String],
-    stop: CancellationToken,
-) -> anyhow::Result<node_debug::RunningService> {
+/// The options of a service with its files in `directory`.
+fn args(directory: &Path, options: &[String]) -> node_debug::Args {
     let path = directory.display();
     let arguments = [
         "node-debug".to_owned(),
@@ -126,21 +108,13 @@ pub(crate) async fn start(
         "--driver-name=a.b".to_owned(),
         format!("--registration-dir={path}/plugins_registry"),
     ];
-    let args = node_debug::Args::try_parse_from(arguments.iter().chain(options))?;
-    node_debug::RunningService::start(args, stop).await
+    node_debug::Args::parse_from(arguments.iter().chain(options))
 }
 
-pub(crate) fn dbg() -> Command {
+/// Runs `dbg` with the socket of another program, or of none.
+pub(crate) fn run(socket: &Path, args: &[&str]) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_dbg"));
-    for variable in ["ADDRESS", "TLS_CERT", "TLS_KEY", "SERVER_CA"] {
-        command.env_remove(format!("NODE_DEBUG_{variable}"));
-    }
-    command
-}
-
-pub(crate) fn run(args: &[&str]) -> Output {
-    let mut command = dbg();
-    command.args(args);
+    command.arg("--socket").arg(socket).args(args);
     output(command)
 }
 

@@ -1,7 +1,7 @@
 //! The kernel's log, `/dev/kmsg` (<https://docs.kernel.org/admin-guide/abi-testing.html#abi-file-testing-dev-kmsg>).
 
-use std::fs::OpenOptions;
-use std::io;
+use std::fs::{File, OpenOptions};
+use std::io::{self, Read};
 use std::os::unix::fs::OpenOptionsExt;
 
 use anyhow::Context;
@@ -9,54 +9,68 @@ use jiff::{SignedDuration, Timestamp};
 use nix::errno::Errno;
 use nix::fcntl::OFlag;
 use nix::time::{ClockId, clock_gettime};
-use tokio::io::Interest;
 
-use super::line::RawLine;
-use super::ring::Ring;
-use crate::proto::Level;
+use super::CHUNK_BYTES;
 
 const DEVICE: &str = "/dev/kmsg";
 
 /// The kernel returns one record in each read, and none is longer.
 const MAX_RECORD_BYTES: usize = 8 << 10;
 
+/// The position in the kernel's log, which begins with the oldest record that the kernel has.
+#[derive(Debug, Default)]
+pub(super) struct KernelReader {
+    device: Option<File>,
+    /// The sequence number of the next record.
+    expected: Option<u64>,
+}
+
 /// A record of the kernel's log.
 #[derive(Debug, PartialEq, Eq)]
-struct KmsgRecord<'a> {
-    level: Level,
+struct Record<'a> {
+    level: &'static str,
     sequence: u64,
     since_boot: SignedDuration,
     text: &'a [u8],
 }
 
-/// Appends the records to `ring`: those that the kernel has, and all later ones.
-pub(super) async fn follow(ring: &Ring) -> anyhow::Result<()> {
-    let context = || format!("read {DEVICE}; it needs root or CAP_SYSLOG");
-    let device = OpenOptions::new().read(true).custom_flags(OFlag::O_NONBLOCK.bits()).open(DEVICE);
-    let device = csi::async_fd::register(device.with_context(context)?.into(), Interest::READABLE)
-        .with_context(|| format!("watch {DEVICE}"))?;
-    let mut record = vec![0; MAX_RECORD_BYTES];
-    let mut expected = None;
-    loop {
-        let mut ready = device.readable().await?;
-        match ready.try_io(|device| Ok(nix::unistd::read(device.get_ref(), &mut record)?)) {
-            Ok(Ok(length)) => {
-                let Some(record) = parse(&record[..length]) else { continue };
-                let now = Timestamp::now();
-                if let Some(lost) = lost(expected, record.sequence) {
-                    ring.push_lost(lost, now);
-                }
-                expected = Some(record.sequence + 1);
-                let line = RawLine { text: record.text.to_vec(), cut_bytes: 0 };
-                ring.push_classified(line, time(record.since_boot, now)?, Some(record.level));
+impl KernelReader {
+    /// Returns the records after the position, one on each line; nothing at the end of the log.
+    pub(super) fn next(&mut self) -> anyhow::Result<Vec<u8>> {
+        let context = || format!("read {DEVICE}; it needs root or CAP_SYSLOG");
+        let device = match &mut self.device {
+            Some(device) => device,
+            none => {
+                let device =
+                    OpenOptions::new().read(true).custom_flags(OFlag::O_NONBLOCK.bits()).open(DEVICE);
+                none.insert(device.with_context(context)?)
             }
-            // The kernel has overwritten records that were not read. The next read returns the oldest that it still
-            // has, whose sequence number says how many were lost.
-            Ok(Err(error)) if error.raw_os_error() == Some(Errno::EPIPE as i32) => {}
-            Ok(Err(error)) if error.kind() == io::ErrorKind::Interrupted => {}
-            Ok(Err(error)) => return Err(error).with_context(context),
-            Err(_would_block) => {}
+        };
+        let mut content = Vec::new();
+        let mut record = [0; MAX_RECORD_BYTES];
+        while content.len() < CHUNK_BYTES {
+            let length = match device.read(&mut record) {
+                Ok(length) => length,
+                // The kernel has overwritten records that were not read. The next read returns the oldest that it still
+                // has, whose sequence number says how many were lost.
+                Err(error) if error.raw_os_error() == Some(Errno::EPIPE as i32) => continue,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
+                Err(error) => return Err(error).with_context(context),
+            };
+            let Some(record) = parse(&record[..length]) else { continue };
+            let time = time(record.since_boot, Timestamp::now())?;
+            if let Some(lost) = lost(self.expected, record.sequence) {
+                content.extend(
+                    format!("[node-debug: the kernel has overwritten {lost} records here]\n").bytes(),
+                );
+            }
+            self.expected = Some(record.sequence + 1);
+            content.extend(format!("{time:.3} {:<5} ", record.level).bytes());
+            content.extend(record.text);
+            content.push(b'\n');
         }
+        Ok(content)
     }
 }
 
@@ -73,7 +87,7 @@ fn time(since_boot: SignedDuration, now: Timestamp) -> anyhow::Result<Timestamp>
 }
 
 /// Parses `PRIORITY,SEQUENCE,MICROSECONDS,FLAGS[,..];TEXT\n KEY=VALUE\n`.
-fn parse(record: &[u8]) -> Option<KmsgRecord<'_>> {
+fn parse(record: &[u8]) -> Option<Record<'_>> {
     let semicolon = record.iter().position(|byte| *byte == b';')?;
     let mut fields = std::str::from_utf8(&record[..semicolon]).ok()?.split(',');
     let priority: u32 = fields.next()?.parse().ok()?;
@@ -82,12 +96,12 @@ fn parse(record: &[u8]) -> Option<KmsgRecord<'_>> {
     let text = record[semicolon + 1..].split(|byte| *byte == b'\n').next().unwrap_or_default();
     // The lower three bits are the level of syslog(3), the others the facility.
     let level = match priority & 7 {
-        0..=3 => Level::Error,
-        4 => Level::Warn,
-        5 | 6 => Level::Info,
-        _ => Level::Debug,
+        0..=3 => "ERROR",
+        4 => "WARN",
+        5 | 6 => "INFO",
+        _ => "DEBUG",
     };
-    Some(KmsgRecord { level, sequence, since_boot, text })
+    Some(Record { level, sequence, since_boot, text })
 }
 
 #[cfg(test)]
@@ -98,15 +112,15 @@ mod tests {
     use super::*;
 
     #[rstest]
-    #[case::emergency(0, Level::Error)]
-    #[case::warning(4, Level::Warn)]
-    #[case::notice(5, Level::Info)]
-    #[case::debug(7, Level::Debug)]
-    #[case::user_facility(8 + 3, Level::Error)]
-    fn record_fields_are_parsed(#[case] priority: u32, #[case] level: Level) {
+    #[case::emergency(0, "ERROR")]
+    #[case::warning(4, "WARN")]
+    #[case::notice(5, "INFO")]
+    #[case::debug(7, "DEBUG")]
+    #[case::user_facility(8 + 3, "ERROR")]
+    fn record_fields_are_parsed(#[case] priority: u32, #[case] level: &'static str) {
         let record = format!("{priority},339,5140900,-,caller=T1;XFS (vdb): a;b\n SUBSYSTEM=block\n");
         let since_boot = SignedDuration::from_micros(5_140_900);
-        let expected = KmsgRecord { level, sequence: 339, since_boot, text: b"XFS (vdb): a;b" };
+        let expected = Record { level, sequence: 339, since_boot, text: b"XFS (vdb): a;b" };
         assert_eq!(parse(record.as_bytes()), Some(expected));
     }
 
