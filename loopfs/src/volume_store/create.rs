@@ -64,7 +64,12 @@ impl VolumeStore {
         spec: &VolumeSpec,
         create: impl FnOnce() -> Result<()>,
     ) -> Result<Volume> {
-        create()?;
+        let created = create();
+        if spec.pending {
+            // Also after an error, because the volume may have its name.
+            self.pending.add(id);
+        }
+        created?;
         let volume = self.volume(id)?;
         if !spec.pending {
             self.confirm_before_use(&volume)?;
@@ -87,22 +92,20 @@ impl VolumeStore {
         self.layout.make_durable()
     }
 
-    /// Returns the pending volumes and their annotations, in the order of their ids. Takes a few system calls for each volume of the
-    /// store. A volume that cannot be read is left out, because it may have been confirmed.
+    /// Returns the pending volumes and their annotations, in the order of their ids. A call reads all volumes if the last call that did so
+    /// was more than five minutes ago, and otherwise only those that were pending then, or that were created through this `VolumeStore`
+    /// since. A volume that cannot be read is left out, because it may have been confirmed.
     ///
     /// # Errors
     /// Those of getdents(2).
     pub fn pending(&self) -> Result<Vec<(VolumeId, Annotations)>> {
-        let mut ids = self.list()?;
-        ids.sort_unstable();
-        let mut pending = Vec::new();
-        for id in ids {
-            let read = self.open_entry(ContentSource::Volume(&id)).and_then(|(_, content)| {
+        self.pending.read(
+            || self.list(),
+            |id| {
+                let (_, content) = self.open_entry(ContentSource::Volume(id))?;
                 if is_pending(&content)? { Annotations::read(&content).map(Some) } else { Ok(None) }
-            });
-            pending.extend(read.ok().flatten().map(|annotations| (id, annotations)));
-        }
-        Ok(pending)
+            },
+        )
     }
 
     fn make(&self, id: &VolumeId, capacity: Bytes, spec: &VolumeSpec) -> Result<()> {

@@ -48,7 +48,7 @@
 //! | project ids | flock of `.loopfs/project-ids` | the choice of a free id until a directory is assigned to it, and the removal of limits | after the reservation record; recovery takes it without that | each allocation and release of an id | limits without a directory, which recovery removes |
 //! | staged directory | flock of the directory in `staging` | a copy in progress from recovery | tried, by its creator while the record is locked and by recovery under the exclusive lock of the store; held until it has its name | no call | recovery removes the directory |
 //! | trash entry | none: names are unique, and the process that removes a name has removed the entry. An image is tested with a write lease (`F_SETLEASE`) while the record is locked | | | a process that opens the image during the test waits for a moment | the entry stays |
-//! | `mounts` and [`ProjectIds`](crate::project_quota::ProjectIds) | mutexes of this process | the mount cache; reusable and draining ids | last; nothing is locked inside | for a moment | nothing; a panic leaves them consistent |
+//! | `mounts`, [`ProjectIds`](crate::project_quota::ProjectIds) and pending volumes | mutexes of this process | the mount cache; reusable and draining ids; the list of pending volumes | last; nothing is locked inside. The list of pending volumes is not locked while volumes are read | for a moment | nothing; a panic leaves them consistent |
 //!
 //! The locks of loop devices. None of these calls locks the store, the reservation record or the project ids:
 //!
@@ -70,6 +70,7 @@ mod foreign;
 mod id;
 mod in_use;
 mod on_disk;
+mod pending;
 mod recover;
 mod settings;
 mod snapshot;

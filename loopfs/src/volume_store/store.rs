@@ -10,6 +10,7 @@ use nix::fcntl::OFlag;
 
 use super::id::VolumeId;
 use super::on_disk::{DataFilesystem, Layout, classify_missing, explain_failure, layout};
+use super::pending::PendingVolumes;
 use super::source::ContentSource;
 use super::space::{Space, SpaceBook};
 use super::spec::{StoreCounts, StoreOptions, VolumeKind};
@@ -33,6 +34,7 @@ pub struct VolumeStore {
     pub(super) ids: ProjectIds,
     /// All mounts, for deletions.
     pub(super) mounts: Mutex<MountCache>,
+    pub(super) pending: PendingVolumes,
 }
 
 /// Opens the file system that is mounted at `data_dir`, unless another one is recorded beside it. Changes nothing.
@@ -110,7 +112,7 @@ impl VolumeStore {
         let ids = ProjectIds::new(root, layout.project_ids()?.as_fd(), range)?
             .with_lock_timeout(options.lock_timeout);
         let mounts = Mutex::new(MountCache::below("/".into()));
-        Ok(Self { filesystem, layout, options, ids, mounts })
+        Ok(Self { filesystem, layout, options, ids, mounts, pending: PendingVolumes::default() })
     }
 
     /// Checks that the store is unchanged since it was opened: the same mount of the same file system, writable, with enforced

@@ -33,11 +33,11 @@ fn a_volume_is_pending_until_confirmed(
     #[values(VolumeKind::Filesystem, VolumeKind::Block)] kind: VolumeKind,
 ) {
     let (creator, other) = (TestStore::open(), store());
+    // Reads all volumes before the first one is created.
+    assert_eq!(creator.pending().unwrap(), []);
     let volume = creator.create(&id("a"), &pending(kind, "shop/data")).unwrap();
     assert_eq!(volume.annotations().unwrap(), annotations("shop/data"));
     assert!(volume.is_pending().unwrap());
-    // Another process repeats the creation.
-    other.create(&id("a"), &pending(kind, "shop/data")).unwrap();
     for store in [&creator, &other] {
         assert_eq!(store.pending().unwrap(), [(id("a"), annotations("shop/data"))]);
     }
@@ -53,6 +53,17 @@ fn a_volume_is_pending_until_confirmed(
     drop(volume);
     remove(&creator, &id("a"));
     assert_eq!(creator.confirm(&id("a")).unwrap_err().kind(), ErrorKind::NotFound);
+}
+
+/// Another process has read all volumes before the first one creates the volume, and then repeats the creation.
+#[test]
+fn a_repeated_creation_is_pending_too() {
+    let (creator, other) = (TestStore::open(), store());
+    assert_eq!(other.pending().unwrap(), []);
+    let spec = pending(VolumeKind::Filesystem, "shop/data");
+    creator.create(&id("a"), &spec).unwrap();
+    other.create(&id("a"), &spec).unwrap();
+    assert_eq!(pending_ids(&other), [id("a")]);
 }
 
 #[rstest]
