@@ -10,6 +10,7 @@ use linux_raw_sys::general::{FS_XFLAG_HASATTR, FS_XFLAG_PREALLOC, FS_XFLAG_PROJI
 
 use crate::project_quota::{self, ProjectId};
 use crate::sys::mount::mount_attr;
+use crate::sys::quotactl::DiskQuota;
 use crate::sys::{self, fiemap, fsxattr, loop_abi, loop_dev, quotactl};
 
 const NOT_CHOSEN: u32 = FS_XFLAG_PROJINHERIT | FS_XFLAG_PREALLOC | FS_XFLAG_HASATTR;
@@ -48,14 +49,24 @@ pub fn set_project(directory: impl AsFd, id: ProjectId) -> crate::Result<()> {
 
 /// Sets a limit of `blocks` units of 512 bytes that all projects without limits get. 0 removes it.
 pub fn set_default_limit(fs: impl AsFd, blocks: u64) -> Result<()> {
-    let mut quota = quotactl::DiskQuota {
-        version: quotactl::FS_DQUOT_VERSION,
-        flags: quotactl::FS_PROJ_QUOTA,
-        fieldmask: quotactl::FS_DQ_BHARD,
-        blk_hardlimit: blocks,
-        ..quotactl::DiskQuota::default()
-    };
-    Ok(quotactl::set_limits(fs.as_fd(), &mut quota)?)
+    let fieldmask = quotactl::FS_DQ_BHARD;
+    set_limits(fs, DiskQuota { fieldmask, blk_hardlimit: blocks, ..DiskQuota::default() })
+}
+
+/// Sets the soft limit of a project to `blocks` units of 512 bytes.
+pub fn set_soft_limit(fs: impl AsFd, id: ProjectId, blocks: u64) -> Result<()> {
+    let fieldmask = quotactl::FS_DQ_BSOFT;
+    set_limits(fs, DiskQuota { id: id.get(), fieldmask, blk_softlimit: blocks, ..DiskQuota::default() })
+}
+
+/// Returns the soft limit of a project that has usage or limits. It is 0 without one.
+pub fn soft_limit(fs: impl AsFd, id: ProjectId) -> Result<u64> {
+    Ok(quotactl::get(fs.as_fd(), id.get())?.blk_softlimit)
+}
+
+fn set_limits(fs: impl AsFd, quota: DiskQuota) -> Result<()> {
+    let (version, flags) = (quotactl::FS_DQUOT_VERSION, quotactl::FS_PROJ_QUOTA);
+    Ok(quotactl::set_limits(fs.as_fd(), &mut DiskQuota { version, flags, ..quota })?)
 }
 
 /// Sets or clears `FS_XFLAG_PROJINHERIT` of a directory.

@@ -13,7 +13,7 @@ use loopfs::project_quota::{Limit, Limits, ProjectId, Usage, assign_project, pro
 use loopfs::volume_store::{
     ContentSource, ForeignEvidence, Recovered, StoreOptions, VolumeKind, VolumeSpec, VolumeStore,
 };
-use loopfs::{Bytes, ErrorKind, Inodes};
+use loopfs::{Bytes, ErrorKind, Inodes, test_support};
 use nix::unistd::syncfs;
 
 use crate::environment::{
@@ -66,15 +66,21 @@ struct Foreign {
     directory: tempfile::TempDir,
     id: ProjectId,
     usage: Option<Usage>,
+    /// The soft limit, in units of 512 bytes.
+    soft: u64,
     files: Vec<(PathBuf, u64, i64, i64)>,
 }
 
 impl Foreign {
-    /// Creates a directory, limits its project and assigns it, in the order of the kubelet, and writes into it.
+    /// Creates a directory, limits its project and assigns it, in the order of the kubelet, and writes into it. The soft limit of bytes is
+    /// the hard one, as the kubelet sets them.
     fn create(id: u32, limits: Limits) -> Self {
         let id = project(id);
         let directory = tempfile::tempdir_in(xfs()).unwrap();
-        quota(&File::open(xfs()).unwrap()).set_limits(id, limits).unwrap();
+        let root = File::open(xfs()).unwrap();
+        quota(&root).set_limits(id, limits).unwrap();
+        let soft = if let Limit::Hard(Bytes(bytes)) = limits.bytes { bytes / 512 } else { 0 };
+        test_support::set_soft_limit(&root, id, soft).unwrap();
         assign_project(File::open(directory.path()).unwrap(), id).unwrap();
         fs::create_dir(directory.path().join("within")).unwrap();
         for name in ["a", "within/b"] {
@@ -85,12 +91,14 @@ impl Foreign {
         let files = fingerprint(directory.path());
         let usage = usage_of(id);
         assert_eq!(usage.map(|usage| usage.inodes), Some(Inodes(4)));
-        Self { directory, id, usage, files }
+        Self { directory, id, usage, soft, files }
     }
 
     #[track_caller]
     fn assert_unchanged(&self, after: &str) {
         assert_eq!(usage_of(self.id), self.usage, "after {after}");
+        let soft = test_support::soft_limit(File::open(xfs()).unwrap(), self.id).unwrap();
+        assert_eq!(soft, self.soft, "after {after}");
         assert_eq!(fingerprint(self.directory.path()), self.files, "after {after}");
     }
 
