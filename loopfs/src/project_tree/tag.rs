@@ -4,7 +4,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 
 use nix::errno::Errno;
 
-use super::inode::{Inode, InodeKind};
+use super::inode::{Inode, InodeKind, open_directory};
 use super::skipped::Skipped;
 use super::walk::{EntryPath, REPORT_EVERY, Visitor, WalkOutcome, walk};
 use crate::error::{Context, Error, ErrorKind, Result};
@@ -80,14 +80,14 @@ pub fn tag_tree(
 }
 
 /// Removes the inodes of one project below `root` from it, under all their names: sets id 0, and clears the project inheritance flag of
-/// each directory. The root comes last, so after a crash it still shows the project.
+/// each directory. The root comes last, so after a crash it still shows the project. `root` may be an `O_PATH` descriptor.
 ///
 /// # Errors
-/// As [`tag_tree`]. EBADF, as [`ErrorKind::InvalidInput`]: `root` is an `O_PATH` descriptor.
+/// As [`tag_tree`].
 #[doc(alias = "xfs_quota project -C")]
-pub fn clear_tree(root: impl AsFd, id: ProjectId) -> Result<()> {
+pub fn clear_tree(root: impl AsFd, id: ProjectId) -> Result<TreeReport> {
     let root = root.as_fd();
-    Tagging {
+    let report = Tagging {
         id: 0,
         inherit: false,
         only: Some(id.get()),
@@ -96,12 +96,14 @@ pub fn clear_tree(root: impl AsFd, id: ProjectId) -> Result<()> {
         report: TreeReport::default(),
     }
     .run(root)?;
-    fsxattr::get(root)
-        .and_then(|read| match read.fsx_projid == id.get() {
-            true => fsxattr::set(root, &fsxattr::fsxattr { fsx_projid: 0, ..read }),
-            false => Ok(()),
+    // The caller's descriptor may be `O_PATH`, which these ioctls refuse.
+    open_directory(root, c".")
+        .and_then(|root| match fsxattr::get(&root)? {
+            other if other.fsx_projid != id.get() => Ok(()),
+            read => fsxattr::set(&root, &fsxattr::fsxattr { fsx_projid: 0, ..read }),
         })
-        .context("set the project id of", "the root of a directory tree")
+        .context("set the project id of", "the root of a directory tree")?;
+    Ok(report)
 }
 
 struct Tagging<P> {

@@ -4,7 +4,7 @@ use std::ffi::OsStr;
 use std::fs::{self, File};
 use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use loopfs::project_quota::Limits;
@@ -69,7 +69,9 @@ fn clearing_ends_charges_and_inheritance() {
     let fixture = Fixture::new(5002);
     populate(&fixture.tree());
     fixture.tag().unwrap();
-    clear_tree(File::open(fixture.tree()).unwrap(), fixture.id).unwrap();
+    let root = File::options().read(true).custom_flags(libc::O_PATH).open(fixture.tree()).unwrap();
+    let report = clear_tree(root, fixture.id).unwrap();
+    assert_eq!((report.changed, report.skipped), (6, Skipped::default()));
     assert_eq!(fixture.charged(), (0, 0));
     let check = fixture.check();
     assert_eq!((check.other_project, check.not_inheriting), (6, 3));
