@@ -295,5 +295,8 @@ mod tests {
         let back = for_ioctl(&changed.with(3, false).0);
         assert_eq!((back.fsx_xflags, back.fsx_projid), (0x8000_0008, 3));
         assert_eq!((back.fsx_extsize, back.fsx_nextents, back.fsx_cowextsize), (1, 2, 4));
+        // Only file_setattr(2) has flags above bit 31.
+        let project = InodeProject(file_attr::file_attr { fa_xflags: 1 << 40, ..common(&read) });
+        assert_eq!(project.with(9, true).with(3, false).0.fa_xflags, 1 << 40);
     }
 }
