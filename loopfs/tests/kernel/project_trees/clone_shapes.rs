@@ -1,6 +1,7 @@
 //! Tests of clones of large and deep trees, and of trees with mounts in them.
 
 use std::fs::{self, File};
+use std::io::{self, Write};
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 
@@ -21,7 +22,8 @@ fn deep_clones_need_few_descriptors() {
     let copy = fixture.empty_copy();
     let (root, target) = (File::open(fixture.tree()).unwrap(), File::open(&copy).unwrap());
     let lowest = make_levels(&root, LEVELS);
-    drop(openat(&lowest, "file", OFlag::O_CREAT | OFlag::O_WRONLY, Mode::S_IRUSR).unwrap());
+    let file = openat(&lowest, "file", OFlag::O_CREAT | OFlag::O_WRONLY, Mode::S_IRUSR).unwrap();
+    File::from(file).write_all(b"x").unwrap();
     futimens(&lowest, &TimeSpec::new(1, 2), &TimeSpec::new(3, 4)).unwrap();
     drop(lowest);
     let report = with_few_descriptors(10, || clone_tree(&root, &target, |_| {})).unwrap();
@@ -33,7 +35,8 @@ fn deep_clones_need_few_descriptors() {
         assert_eq!(modified(&here), modified(&original), "the times of level {level}");
     }
     assert_eq!(modified(&here), (3, 4));
-    drop(openat(&here, "file", OFlag::O_RDONLY, Mode::empty()).unwrap());
+    let file = File::from(openat(&here, "file", OFlag::O_RDONLY, Mode::empty()).unwrap());
+    assert_eq!(io::read_to_string(file).unwrap(), "x");
     drop((original, here));
     remove_levels(&root);
     remove_levels(&target);
