@@ -19,6 +19,8 @@ use crate::trees::{CheckTree, LimitDirectory, Tag, UnlimitDirectory};
 pub(crate) enum QuotaCommand {
     /// Show the usage and limits of a project
     ///
+    /// Soft limits that other programs have set are not shown.
+    ///
     /// JSON: {id, enforced, bytes: {used, hard}, inodes: {the same}}
     #[command(verbatim_doc_comment)]
     Show(ProjectArgs),
