@@ -150,18 +150,20 @@ impl MountDisk {
 
 impl FormatDisk {
     fn run(&self) -> Result<Output> {
-        let disk = BlankDisk::claim(&self.device)?;
-        run_mkfs(&mkfs()?, &disk.path, &self.label)?;
-        let formatted = DataDisk::check(&DiskSource::Path(disk.path.clone()))?;
+        let BlankDisk { device, lock } = BlankDisk::claim(&self.device)?;
+        let (program, path) = (mkfs()?, device.path);
+        drop(device.file);
+        run_mkfs(&program, &path, &self.label)?;
+        let formatted = DataDisk::check(&DiskSource::Path(path.clone()))?;
         let label = formatted.filesystem.as_ref().map(|filesystem| filesystem.label.as_str());
         if label != Some(self.label.as_str()) {
             bail!(
                 "format {}: mkfs.xfs reported success, but the disk has no XFS with this label",
-                disk.path.display()
+                path.display()
             );
         }
         // From here on udev may read the device.
-        drop(disk.lock);
+        drop(lock);
         report(&formatted)
     }
 }
