@@ -162,9 +162,12 @@ fn content(device: &Path, size: Bytes, edges: &Edges, superblock: Option<&Superb
         )
     } else {
         (
-            format!("it is not empty: byte {first} is not zero; `wipefs {device}` lists what is on it"),
             format!(
-                "if nothing of it is needed, erase it with `wipefs --all {device}` and `{erase}`, and try again"
+                "it is not empty: byte {first} is not zero; `wipefs {device}` lists the formats that it knows; data without a \
+                 signature is not listed"
+            ),
+            format!(
+                "if nothing on the disk is needed, erase it with `wipefs --all {device}` and `{erase}`, and try again"
             ),
         )
     };
