@@ -54,8 +54,8 @@ pub(crate) enum DataDirCommand {
 /// The command changes nothing and does not replay the log. The exit code is 0 if there is no problem, and 1 if there is one.
 /// Missing bigtime and a disk that is larger than its file system are no problems.
 ///
-/// JSON: {"device", "number", "size_bytes", "read_only", "blank", "filesystem": {"type", "uuid", "label", "size_bytes", "crc",
-/// "reflink", "ftype", "bigtime", "incomplete", "damaged"} | null, "mounts": [{"directory", "options": [..], "quota":
+/// JSON: {"device", "number", "size_bytes", "read_only", "zero_edges", "filesystem": {"type", "uuid", "label", "size_bytes",
+/// "crc", "reflink", "ftype", "bigtime", "incomplete", "damaged"} | null, "mounts": [{"directory", "options": [..], "quota":
 /// "enforcing" | "accounting_only" | "off" | "no_syscall" | null}], "problems": [{"problem", "remedy"}]}
 #[derive(Args, Debug)]
 #[command(verbatim_doc_comment)]
@@ -150,18 +150,20 @@ impl MountDisk {
 
 impl FormatDisk {
     fn run(&self) -> Result<Output> {
-        let disk = BlankDisk::claim(&self.device)?;
-        run_mkfs(&mkfs()?, &disk.path, &self.label)?;
-        let formatted = DataDisk::check(&DiskSource::Path(disk.path.clone()))?;
+        let BlankDisk { device, lock } = BlankDisk::claim(&self.device)?;
+        let (program, path) = (mkfs()?, device.path);
+        drop(device.file);
+        run_mkfs(&program, &path, &self.label)?;
+        let formatted = DataDisk::check(&DiskSource::Path(path.clone()))?;
         let label = formatted.filesystem.as_ref().map(|filesystem| filesystem.label.as_str());
         if label != Some(self.label.as_str()) {
             bail!(
                 "format {}: mkfs.xfs reported success, but the disk has no XFS with this label",
-                disk.path.display()
+                path.display()
             );
         }
         // From here on udev may read the device.
-        drop(disk.lock);
+        drop(lock);
         report(&formatted)
     }
 }
@@ -211,7 +213,10 @@ fn text(disk: &DataDisk, problems: &[Problem]) -> String {
     )];
     match &disk.filesystem {
         Some(filesystem) => lines.extend(filesystem_lines(filesystem)),
-        None => lines.push(format!("content     {}", if disk.blank { "none" } else { "no XFS" })),
+        None => lines.push(format!(
+            "content     {}",
+            if disk.zero_edges { "zeros in the first and last 4 MiB" } else { "no XFS" }
+        )),
     }
     if disk.mounts.is_empty() {
         lines.push("mounted     no".to_owned());
@@ -269,7 +274,7 @@ fn disk_json(disk: &DataDisk, problems: &[Problem]) -> impl Serialize {
         number: disk.number.to_string(),
         size_bytes: disk.size.0,
         read_only: disk.read_only,
-        blank: disk.blank,
+        zero_edges: disk.zero_edges,
         filesystem: disk.filesystem.as_ref().map(filesystem_json),
         mounts: disk.mounts.iter().map(mount_json).collect::<Vec<_>>(),
         problems: problems,

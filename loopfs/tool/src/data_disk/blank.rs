@@ -3,7 +3,7 @@
 use std::fs::{self, File, OpenOptions};
 use std::io;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
@@ -31,8 +31,9 @@ const LOCK_TIMEOUT: Duration = Duration::from_secs(10);
 /// these two ranges.
 #[derive(Debug)]
 pub(crate) struct BlankDisk {
-    /// The path of the device, without symbolic links.
-    pub(crate) path: PathBuf,
+    /// Open exclusively (`O_EXCL`). mkfs.xfs claims the device itself, so drop this just before it starts, and start it without `-f`:
+    /// it then refuses a device on which another program has created something in the meantime.
+    pub(crate) device: BlockDevice,
     /// While it is held, no other call of [`BlankDisk::claim`] succeeds, and udev does not read the device (see "Locking Block
     /// Device Access" of systemd). When it is dropped, udev notices that, reads the device, and creates its links by label.
     pub(crate) lock: File,
@@ -40,9 +41,6 @@ pub(crate) struct BlankDisk {
 
 impl BlankDisk {
     /// Opens a disk exclusively (`O_EXCL`) and checks that it is empty. Symbolic links are followed. Nothing is written.
-    ///
-    /// The exclusive claim ends with this call, because mkfs.xfs claims the device itself. Start mkfs.xfs immediately and without
-    /// `-f`: it then refuses a device on which another program has created something in the meantime.
     pub(crate) fn claim(path: &Path) -> Result<Self> {
         let locked = open_locked(path)?;
         let device = open_exclusively(&locked.path)?;
@@ -81,7 +79,7 @@ impl BlankDisk {
                 partitions.join(", ")
             );
         }
-        Ok(Self { path: device.path, lock: locked.file })
+        Ok(Self { device, lock: locked.file })
     }
 }
 
@@ -164,9 +162,12 @@ fn content(device: &Path, size: Bytes, edges: &Edges, superblock: Option<&Superb
         )
     } else {
         (
-            format!("it is not empty: byte {first} is not zero; `wipefs {device}` lists what is on it"),
             format!(
-                "if nothing of it is needed, erase it with `wipefs --all {device}` and `{erase}`, and try again"
+                "it is not empty: byte {first} is not zero; `wipefs {device}` lists the formats that it knows; data without a \
+                 signature is not listed"
+            ),
+            format!(
+                "if nothing on the disk is needed, erase it with `wipefs --all {device}` and `{erase}`, and try again"
             ),
         )
     };

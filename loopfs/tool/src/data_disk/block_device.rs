@@ -81,7 +81,7 @@ impl BlockDevice {
 
 /// Returns who uses the device at a path, as far as the kernel names them.
 pub(crate) fn users(path: &Path) -> String {
-    const UNNAMED: &str = "in use by another program";
+    const UNNAMED: &str = "in use by another program, or as swap (`swapon --show`)";
     let Ok(device) = BlockDevice::open(path, "look up the users of") else { return UNNAMED.to_owned() };
     let mut users = Vec::new();
     let mut devices = vec![device.number];

@@ -33,8 +33,8 @@ pub(crate) struct DataDisk {
     /// The size of the device.
     pub(crate) size: Bytes,
     pub(crate) read_only: bool,
-    /// The first and the last bytes of the device are zeros.
-    pub(crate) blank: bool,
+    /// The first and the last 4 MiB of the device are zeros.
+    pub(crate) zero_edges: bool,
     /// The superblock of the XFS on it, or `None` if it has none.
     pub(crate) filesystem: Option<Superblock>,
     /// The signatures behind the XFS, such as those of a RAID with its metadata at the end. An expansion would overwrite them.
@@ -109,7 +109,7 @@ impl DataDisk {
             number: device.number,
             size: device.size,
             read_only: device.read_only,
-            blank: edges.first_data().is_none(),
+            zero_edges: edges.first_data().is_none(),
             filesystem,
             signatures_behind: end.map_or(Vec::new(), |end| edges.signatures_behind(end)),
             mounts,
@@ -138,15 +138,16 @@ impl DataDisk {
             );
         }
         let Some(filesystem) = &self.filesystem else {
-            match self.blank {
+            match self.zero_edges {
                 true => add(
-                    format!("{device} is blank"),
-                    "if it is the right disk, format it with `loopfs data-dir format`".to_owned(),
+                    format!("the first and last 4 MiB of {device} are zeros"),
+                    "if the disk is empty, format it with `loopfs data-dir format`".to_owned(),
                 ),
                 false => add(
                     format!("{device} has no XFS"),
                     format!(
-                        "give another disk, or a partition with XFS; `wipefs {device}` lists what is on it"
+                        "give another disk, or a partition with XFS; `wipefs {device}` lists the formats that it knows; data \
+                         without a signature is not listed"
                     ),
                 ),
             }
@@ -330,7 +331,7 @@ mod tests {
             number: DeviceNumber { major: 254, minor: 16 },
             size: Bytes::GIB,
             read_only: false,
-            blank: false,
+            zero_edges: false,
             filesystem: Some(Superblock {
                 uuid: FilesystemUuid([7; 16]),
                 label: "loopfs".into(),

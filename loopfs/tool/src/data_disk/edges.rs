@@ -137,14 +137,14 @@ mod tests {
 
     /// The offsets of MD RAID and GPT are those that wipefs(8) of util-linux prints for what their programs write.
     #[rstest]
-    #[case::md_0_90("MD RAID 0.90", ODD_SIZE, 66_977_792, MD_RAID)]
-    #[case::md_1_0("MD RAID 1.0", ODD_SIZE, 67_092_480, MD_RAID)]
+    #[case::md_0_90("MD RAID 0.90", ODD_SIZE, 66_977_792, b"\xfc\x4e\x2b\xa9")]
+    #[case::md_1_0("MD RAID 1.0", ODD_SIZE, 67_092_480, b"\xfc\x4e\x2b\xa9")]
     #[case::intel("Intel RAID", ODD_SIZE, ODD_SIZE - 1024, b"Intel Raid ISM Cfg Sig. ")]
     #[case::ddf("DDF RAID", ODD_SIZE, ODD_SIZE - 512, b"\xde\x11\xde\x11")]
-    #[case::gpt("GPT backup partition table", SIZE, 67_108_352, GPT)]
-    #[case::gpt_with_large_sectors("GPT backup partition table", SIZE, SIZE - 4096, GPT)]
-    #[case::zfs("ZFS", SIZE, SIZE - ZFS_LABEL / 2 + 5120, &ZFS_MAGIC.to_le_bytes())]
-    #[case::zfs_other_byte_order("ZFS", SIZE, SIZE - ZFS_LABEL - 1024, &ZFS_MAGIC.to_be_bytes())]
+    #[case::gpt("GPT backup partition table", SIZE, 67_108_352, b"EFI PART")]
+    #[case::gpt_with_large_sectors("GPT backup partition table", SIZE, SIZE - 4096, b"EFI PART")]
+    #[case::zfs("ZFS", SIZE, SIZE - ZFS_LABEL / 2 + 5120, b"\x0c\xb1\xba\0\0\0\0\0")]
+    #[case::zfs_other_byte_order("ZFS", SIZE, SIZE - ZFS_LABEL - 1024, b"\0\0\0\0\0\xba\xb1\x0c")]
     fn trailing_signatures_are_found(
         #[case] name: &'static str,
         #[case] size: u64,

@@ -28,6 +28,14 @@ impl DiskSource {
         if let Some(uuid) = text.as_bytes().strip_prefix(b"UUID=") {
             return Ok(Self::Uuid(String::from_utf8_lossy(uuid).parse()?));
         }
+        if ["LABEL=", "PARTLABEL=", "PARTUUID="].iter().any(|tag| text.as_bytes().starts_with(tag.as_bytes()))
+        {
+            bail!(
+                "{OPERATION} {}: of the tags of fstab(5), only UUID= is supported; give UUID=..., which `loopfs data-dir check` \
+                 prints, or a path below /dev/disk/by-id",
+                text.display()
+            );
+        }
         Ok(Self::Path(text.into()))
     }
 
@@ -200,6 +208,8 @@ mod tests {
             assert_eq!(DiskSource::parse(OsStr::new(path)).unwrap(), DiskSource::Path(path.into()));
         }
         DiskSource::parse(OsStr::new("UUID=1234")).unwrap_err();
+        let error = DiskSource::parse(OsStr::new("LABEL=loopfs")).unwrap_err().to_string();
+        assert!(error.contains("LABEL=loopfs") && error.contains("/dev/disk/by-id"), "{error}");
     }
 
     #[rstest]

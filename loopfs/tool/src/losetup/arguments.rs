@@ -333,7 +333,7 @@ impl Given {
 
 fn parse_size(text: &OsStr, failure: &str) -> Result<u64, LosetupFailure> {
     size::parse(text.as_bytes())
-        .map_err(|errno| LosetupFailure::os(format!("{failure}: '{}'", os_text(text)), errno))
+        .map_err(|errno| LosetupFailure::os(format!("{failure}: '{}'", os_text(text)), errno as i32))
 }
 
 #[cfg(test)]

@@ -12,7 +12,6 @@ use std::time::Duration;
 use loopfs::loop_device::unmanaged::{self, Attributes, Device, Setup};
 use loopfs::loop_device::{Access, BackingFile, BackingRange, LoopDevice};
 use loopfs::{DeviceNumber, Result};
-use nix::errno::Errno;
 use nix::fcntl::OFlag;
 
 use super::arguments::{LosetupAction, LosetupRequest};
@@ -196,7 +195,7 @@ fn show_one(request: &LosetupRequest, device: &OsStr) -> std::result::Result<Los
         }
         None => match row.line() {
             Some(line) => Ok(LosetupOutcome::print(line)),
-            None => Err(LosetupFailure::os(row.name, Errno::ENOENT)),
+            None => Err(LosetupFailure::os(row.name, libc::ENOENT)),
         },
     }
 }
@@ -300,7 +299,7 @@ fn bind(
     let opened = open_file(request, &path);
     let (opened, access) = opened.map_err(|error| {
         let object = device.map_or(file, Path::as_os_str);
-        failed(object, error.raw_os_error().map_or(Errno::EIO, Errno::from_raw))
+        failed(object, error.raw_os_error().unwrap_or(libc::EIO))
     })?;
     let setup = Setup {
         access,
@@ -326,16 +325,14 @@ fn bind(
         match bound {
             Ok(()) => return Ok(free),
             // Another process was first. ENXIO: the device is still being detached.
-            Err(Errno::EBUSY | Errno::EAGAIN | Errno::ENXIO) if attempt < ATTEMPTS => {
-                std::thread::sleep(PAUSE)
-            }
+            Err(libc::EBUSY | libc::EAGAIN | libc::ENXIO) if attempt < ATTEMPTS => std::thread::sleep(PAUSE),
             Err(errno) => return Err(failed(file, errno)),
         }
     }
 }
 
-fn errno_of(error: &loopfs::Error) -> Errno {
-    error.errno().map_or(Errno::EIO, Errno::from_raw)
+fn errno_of(error: &loopfs::Error) -> i32 {
+    error.errno().unwrap_or(libc::EIO)
 }
 
 /// Opens the file for writing too, or for reading if it cannot be written.
@@ -352,7 +349,7 @@ fn open_file(request: &LosetupRequest, path: &Path) -> std::result::Result<(File
 }
 
 /// Opens a node for writing, because udev probes a device when a writer closes it.
-fn open_node(path: &Path) -> std::result::Result<Device, Errno> {
+fn open_node(path: &Path) -> std::result::Result<Device, i32> {
     let mut attempt = 0;
     loop {
         // By its index, the library creates the node if `/dev` is a copy, in which the kernel creates none.
@@ -364,7 +361,7 @@ fn open_node(path: &Path) -> std::result::Result<Device, Errno> {
             Ok(device) => return Ok(device),
             Err(error) => errno_of(&error),
         };
-        let not_ready = matches!(errno, Errno::ENOENT | Errno::EACCES);
+        let not_ready = matches!(errno, libc::ENOENT | libc::EACCES);
         attempt += 1;
         if !not_ready || index_in(path).is_none() || attempt == NODE_ATTEMPTS {
             return Err(errno);

@@ -1,8 +1,7 @@
 //! Messages on standard error.
 
 use std::ffi::OsStr;
-
-use nix::errno::Errno;
+use std::io;
 
 /// The name of the program in messages.
 pub(crate) const NAME: &str = "losetup";
@@ -12,7 +11,7 @@ pub(crate) const NAME: &str = "losetup";
 pub(crate) struct LosetupFailure {
     /// `None` prints nothing.
     text: Option<String>,
-    errno: Option<Errno>,
+    errno: Option<i32>,
     /// Refers to the help.
     usage: bool,
 }
@@ -26,13 +25,13 @@ impl LosetupFailure {
         Self { usage: true, ..Self::message(text) }
     }
 
-    pub(crate) fn os(text: impl Into<String>, errno: Errno) -> Self {
+    pub(crate) fn os(text: impl Into<String>, errno: i32) -> Self {
         Self { errno: Some(errno), ..Self::message(text) }
     }
 
     pub(crate) fn of(text: impl Into<String>, error: &loopfs::Error) -> Self {
         match error.errno() {
-            Some(errno) => Self::os(text, Errno::from_raw(errno)),
+            Some(errno) => Self::os(text, errno),
             None => Self::message(format!("{}: {error}", text.into())),
         }
     }
@@ -54,13 +53,24 @@ impl LosetupFailure {
 }
 
 /// Returns the text of strerror(3).
-fn describe(errno: Errno) -> String {
-    let text = std::io::Error::from(errno).to_string();
-    let suffix = format!(" (os error {})", errno as i32);
+fn describe(errno: i32) -> String {
+    let text = io::Error::from_raw_os_error(errno).to_string();
+    let suffix = format!(" (os error {errno})");
     text.strip_suffix(&suffix).unwrap_or(&text).to_owned()
 }
 
 /// Returns an argument as text for a message.
 pub(crate) fn os_text(text: &OsStr) -> String {
     text.to_string_lossy().into_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The kernel returns errnos that no header names, such as ENOTSUPP.
+    #[test]
+    fn an_unknown_errno_keeps_its_number() {
+        assert_eq!(describe(524), "Unknown error 524");
+    }
 }

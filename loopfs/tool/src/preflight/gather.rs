@@ -341,6 +341,11 @@ mod tests {
     }
 
     #[test]
+    fn a_field_is_found_by_name() {
+        assert_eq!(field("Seccomp_filters:\t1\nSeccomp:\t0\n", "Seccomp:"), Some("0"));
+    }
+
+    #[test]
     fn links_of_the_kubelet_are_found() {
         let root = tempfile::tempdir().unwrap();
         let root = root.path().canonicalize().unwrap();

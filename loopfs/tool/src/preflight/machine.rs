@@ -504,4 +504,11 @@ mod tests {
     fn the_version_has_two_numbers(#[case] release: &str, #[case] expected: Option<(u32, u32)>) {
         assert_eq!(version(release), expected);
     }
+
+    #[test]
+    fn a_long_list_is_shortened() {
+        let denied = (0..5000).map(|index| format!("loop{index}")).collect();
+        let facts = Facts { dev: Some(Dev { denied, ..dev("devtmpfs") }), ..complete() };
+        assert!(super::dev(&facts).found.ends_with("denies loop0, loop1, loop2, 4997 more"));
+    }
 }

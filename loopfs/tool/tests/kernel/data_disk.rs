@@ -206,7 +206,7 @@ fn a_damaged_filesystem_is_not_mounted() {
 }
 
 #[rstest]
-#[case::blank(0, &[], "is blank; if it is the right disk, format it")]
+#[case::blank(0, &[], "are zeros; if the disk is empty, format it")]
 #[case::ext4(1080, b"\x53\xef", "has no XFS; give another disk")]
 fn a_disk_without_xfs_stays_unmounted(#[case] offset: u64, #[case] bytes: &[u8], #[case] says: &str) {
     let leaks = Leaks::watch();
@@ -344,7 +344,7 @@ fn a_used_disk_is_not_formatted() {
 
     let held = File::options().read(true).custom_flags(libc::O_EXCL).open(&disk.path).unwrap();
     let error = format_failure(&disk.path);
-    assert!(error.contains("in use by another program"), "{error}");
+    assert!(error.contains("in use by another program, or as swap"), "{error}");
     drop(held);
 
     let locked = File::open(&disk.path).unwrap();
