@@ -16,27 +16,22 @@ pub(crate) enum Error {
     /// The driver returned an error, or does not answer.
     #[error(transparent)]
     Storage(#[from] StorageError),
-    /// A request to the API server failed.
     #[error("{operation} {object}: {}", api_message(.source))]
     Api { operation: &'static str, object: String, source: kube::Error },
-    /// The claim's PersistentVolume of an earlier attempt is marked for deletion.
     #[error(
         "PersistentVolume {0} of this claim is being deleted; the claim is provisioned once that no longer exists; if it \
          stays, remove its finalizers"
     )]
     VolumeDeleting(String),
-    /// A PersistentVolume of another owner has the name of the claim's PersistentVolume.
     #[error(
         "a PersistentVolume named {0} exists and does not belong to this claim; delete it or recreate it under another name"
     )]
     NameTaken(String),
-    /// The volume's data cannot be deleted.
     #[error(
         "PersistentVolume {by} also has the handle of volume {id}, so the data is kept; delete PersistentVolume {by} and its claim, or set \
          persistentVolumeReclaimPolicy of this one to Retain"
     )]
     StillReferenced { id: VolumeId, by: String },
-    /// The claim's data source is on another node.
     #[error(
         "the claim's data source, {source_object}, is on node {node:?} and can only be copied there; make the pod run on that node \
          with its nodeSelector"
@@ -48,12 +43,10 @@ pub(crate) enum Error {
          registers the node again"
     )]
     NodeDeleted(String),
-    /// Another task of this process works on the volume.
     #[error(
         "another task is creating, copying or deleting volume {0} at this moment; the provisioner retries"
     )]
     InFlight(VolumeId),
-    /// The claim was deleted or rescheduled while its data source was copied.
     #[error(
         "the copy of the data source into volume {0} ended, because the claim does not wait for it any more"
     )]
@@ -83,7 +76,6 @@ impl Error {
             Error::Refused(_) => "Refused",
             Error::Storage(StorageError::Untried | StorageError::Unavailable(_)) => "StorageUnavailable",
             Error::Storage(StorageError::Unanswered(_)) => "DriverUnanswered",
-
             Error::Storage(StorageError::OtherFilesystem { .. }) => "OtherFilesystem",
             Error::Storage(StorageError::Defect(_)) => "Defect",
             Error::Storage(StorageError::Volume(error)) => match error.kind {

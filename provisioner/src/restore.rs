@@ -9,7 +9,7 @@ use std::io::Read;
 
 use anyhow::Context as _;
 use k8s_openapi::api::core::v1::{
-    PersistentVolume, PersistentVolumeClaim, PersistentVolumeClaimSpec, VolumeResourceRequirements,
+    PersistentVolumeClaim, PersistentVolumeClaimSpec, VolumeResourceRequirements,
 };
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use loopfs::Bytes;
@@ -56,14 +56,6 @@ struct Recorded {
     record: ClaimRecord,
 }
 
-/// The objects, and a note on each volume that is not restored completely, and on the snapshots.
-#[derive(Debug, Default)]
-struct Restored {
-    volumes: Vec<PersistentVolume>,
-    claims: Vec<PersistentVolumeClaim>,
-    notes: Vec<String>,
-}
-
 /// Reads a list of volumes from `input`. Returns the objects as a list that kubectl accepts, and the notes.
 ///
 /// # Errors
@@ -71,20 +63,19 @@ struct Restored {
 pub(crate) fn restore(input: impl Read, identity: &Identity) -> anyhow::Result<(Value, Vec<String>)> {
     let listing: RestoreInput = serde_json::from_reader(input)
         .context("read the volumes from the standard input, which must be the output of `loopfs --json store list DIR`")?;
-    let Restored { volumes, claims, notes } = objects(listing, identity);
-    let volumes = volumes.into_iter().map(|volume| json!(volume));
-    let items: Vec<Value> = volumes.chain(claims.into_iter().map(|claim| json!(claim))).collect();
+    let (items, notes) = objects(listing, identity);
     Ok((json!({"apiVersion": "v1", "kind": "List", "items": items}), notes))
 }
 
-fn objects(listing: RestoreInput, identity: &Identity) -> Restored {
-    let mut restored = Restored::default();
+/// Returns the objects, and a note on each volume that is not restored completely, and on the snapshots.
+fn objects(listing: RestoreInput, identity: &Identity) -> (Vec<Value>, Vec<String>) {
+    let (mut items, mut notes) = (Vec::new(), Vec::new());
     let mut recorded = Vec::new();
     for listed in listing.volumes {
         let id = listed.id.clone();
         match read(listed) {
             Ok(volume) => recorded.push(volume),
-            Err(reason) => restored.notes.push(format!("volume {id} is left out: {reason}")),
+            Err(reason) => notes.push(format!("volume {id} is left out: {reason}")),
         }
     }
     let mut names = BTreeSet::new();
@@ -93,37 +84,35 @@ fn objects(listing: RestoreInput, identity: &Identity) -> Restored {
         recorded.iter().map(name).filter(|name| !names.insert(name.clone())).collect();
     for volume in recorded {
         let claim = claim_of(&volume);
-        restored.volumes.push(pv::build(
-            Description {
-                claim: &claim,
-                id: &volume.id,
-                kind: volume.kind,
-                capacity: volume.capacity,
-                filesystem_uuid: listing.filesystem_uuid.clone(),
-                reclaim_policy: ReclaimPolicy::Retain,
-                mount_options: None,
-                node_loss: Policy::default(),
-            },
-            identity,
-        ));
+        let description = Description {
+            claim: &claim,
+            id: &volume.id,
+            kind: volume.kind,
+            capacity: volume.capacity,
+            filesystem_uuid: listing.filesystem_uuid.clone(),
+            reclaim_policy: ReclaimPolicy::Retain,
+            mount_options: None,
+            node_loss: Policy::default(),
+        };
+        items.push(json!(pv::build(description, identity)));
         if repeated.contains(&name(&volume)) {
-            restored.notes.push(format!(
+            notes.push(format!(
                 "claim {}/{} is left out, because several volumes were created for claims of this name, {} for example; create it with the \
                  right one as its volumeName",
                 volume.record.namespace, volume.record.name, volume.id
             ));
         } else {
-            restored.claims.push(claim);
+            items.push(json!(claim));
         }
     }
     if !listing.snapshots.is_empty() {
-        restored.notes.push(format!(
+        notes.push(format!(
             "snapshots are left out: {}; to restore the VolumeSnapshot of each, follow the section \"Import a snapshot\" of \
              docs/src/snapshots.md",
             listing.snapshots.iter().map(|snapshot| snapshot.id.as_str()).collect::<Vec<_>>().join(", ")
         ));
     }
-    restored
+    (items, notes)
 }
 
 /// Returns the volume, or the reason why it cannot be restored.

@@ -136,9 +136,6 @@ impl<'a> Labeller<'a> {
     }
 
     /// Reconciles if that is due, and otherwise labels the claims that have changed. A failure is retried after `retry`.
-    ///
-    /// # Errors
-    /// When a request fails.
     async fn work(&mut self, now: Instant, retry: Duration) -> Result<(), Error> {
         if now < self.next_reconcile {
             let labelled = self.label_all().await;
@@ -397,7 +394,7 @@ mod tests {
     ) -> Vec<Duration> {
         let test_context = TestContext::new(requests);
         let ctx = &*test_context.ctx;
-        let source = LabelRecordSource { namespace: "system".to_owned(), name: "labels".to_owned() };
+        let source = source();
         let claims = cache(vec![claim.clone()]).0;
         let mut labeller = Labeller::new(PROPAGATION_TIME, &ctx.cluster, &source, claims);
         let start = Instant::now();
@@ -409,10 +406,15 @@ mod tests {
         waits
     }
 
-    /// Returns the requests that read the policy and its binding.
-    fn policy_exists() -> [ExpectedRequest; 2] {
+    fn source() -> LabelRecordSource {
+        LabelRecordSource { namespace: "system".to_owned(), name: "labels".to_owned() }
+    }
+
+    /// Returns the requests that read the policy and its binding, and the requests that follow.
+    fn with_policy<const N: usize>(following: [ExpectedRequest; N]) -> Vec<ExpectedRequest> {
         let object = || fixtures::metadata_only(json!({"name": "labels", "uid": "binding-uid"}));
-        [POLICY, BINDING].map(|path| expect(Method::GET, path, None).respond(object()))
+        let policy = [POLICY, BINDING].map(|path| expect(Method::GET, path, None).respond(object()));
+        policy.into_iter().chain(following).collect()
     }
 
     fn recorded(binding: Option<&str>) -> ExpectedRequest {
@@ -421,6 +423,14 @@ mod tests {
                 "name": "labels", "namespace": "system", "resourceVersion": "7", "ownerReferences": owners(binding),
             },
             "data": binding.map_or(json!({}), |binding| json!({BINDING_UID: binding})),
+        });
+        expect(Method::GET, CONFIG_MAP, None).respond(config_map)
+    }
+
+    fn recorded_without_owner() -> ExpectedRequest {
+        let config_map = json!({
+            "metadata": {"name": "labels", "namespace": "system", "resourceVersion": "7"},
+            "data": {BINDING_UID: "binding-uid"},
         });
         expect(Method::GET, CONFIG_MAP, None).respond(config_map)
     }
@@ -482,12 +492,14 @@ mod tests {
     async fn record_is_written_once_all_labelled() {
         let claim = fixtures::claim(json!({"metadata": {"labels": {LABEL: "node-a"}}}));
         let half = PROPAGATION_TIME / 2;
-        let mut requests = Vec::from(policy_exists());
-        requests.push(recorded(None));
-        requests.extend(policy_exists());
-        requests.extend([recorded(None), lists(&[&claim]), recorded(None), records(Some("binding-uid"))]);
-        requests.extend(policy_exists());
-        requests.push(recorded(Some("binding-uid")));
+        let mut requests = with_policy([recorded(None)]);
+        requests.extend(with_policy([
+            recorded(None),
+            lists(&[&claim]),
+            recorded(None),
+            records(Some("binding-uid")),
+        ]));
+        requests.extend(with_policy([recorded(Some("binding-uid"))]));
         let waits =
             reconciled_at(&[half, half + PROPAGATION_TIME, 2 * PROPAGATION_TIME], &claim, requests).await;
         assert_eq!(waits, [PROPAGATION_TIME, POLL_INTERVAL, POLL_INTERVAL]);
@@ -498,19 +510,10 @@ mod tests {
     async fn unlabelled_claim_delays_the_record() {
         let late = fixtures::claim(json!({"metadata": {"name": "late"}}));
         let labelled = fixtures::claim(json!({"metadata": {"labels": {LABEL: "node-a"}}}));
-        let mut requests = Vec::from(policy_exists());
-        requests.push(recorded(None));
-        requests.extend(policy_exists());
-        requests.extend([recorded(None), lists(&[&labelled, &late])]);
+        let mut requests = with_policy([recorded(None)]);
+        requests.extend(with_policy([recorded(None), lists(&[&labelled, &late])]));
         let waits = reconciled_at(&[Duration::ZERO, PROPAGATION_TIME], &labelled, requests).await;
         assert_eq!(waits, [PROPAGATION_TIME, FIRST_RETRY]);
-    }
-
-    #[tokio::test]
-    async fn claim_is_labelled_with_selected_node() {
-        let mut requests = Vec::from(policy_exists());
-        requests.extend([labels("node-a"), recorded(Some("binding-uid"))]);
-        reconciled_at(&[Duration::ZERO], &fixtures::claim(json!({})), requests).await;
     }
 
     /// The patch has no precondition that changes of the claim could break.
@@ -526,8 +529,7 @@ mod tests {
         #[case] volume: Value,
         #[case] expected: Option<&str>,
     ) {
-        let mut requests = Vec::from(policy_exists());
-        requests.push(reads_volume(volume));
+        let mut requests = with_policy([reads_volume(volume)]);
         requests.extend(expected.map(labels_bound));
         requests.push(recorded(Some("binding-uid")));
         reconciled_at(&[Duration::ZERO], &bound(change), requests).await;
@@ -539,14 +541,17 @@ mod tests {
     #[case::to_a_volume_that_does_not_exist(expect(Method::GET, PV, None).refuse(404, "NotFound"))]
     #[tokio::test]
     async fn bound_claim_changes_cause_no_request(#[case] reads_volume: ExpectedRequest) {
-        let mut requests = Vec::from(policy_exists());
-        requests.extend([reads_volume, recorded(None)]);
-        requests.extend(policy_exists());
         let changed = bound(json!({"metadata": {"resourceVersion": "101"}}));
-        requests.extend([recorded(None), lists(&[&changed]), recorded(None), records(Some("binding-uid"))]);
+        let mut requests = with_policy([reads_volume, recorded(None)]);
+        requests.extend(with_policy([
+            recorded(None),
+            lists(&[&changed]),
+            recorded(None),
+            records(Some("binding-uid")),
+        ]));
         let test_context = TestContext::new(requests);
         let ctx = &*test_context.ctx;
-        let source = LabelRecordSource { namespace: "system".to_owned(), name: "labels".to_owned() };
+        let source = source();
         let (claims, mut watch) = cache(vec![bound(json!({}))]);
         let mut labeller = Labeller::new(PROPAGATION_TIME, &ctx.cluster, &source, claims);
         let start = labeller.next_reconcile;
@@ -562,15 +567,15 @@ mod tests {
     /// A person has named the PersistentVolume in the claim before it existed.
     #[tokio::test]
     async fn claim_is_labelled_once_volume_appears() {
-        let mut requests = Vec::from(policy_exists());
-        requests.extend([expect(Method::GET, PV, None).refuse(404, "NotFound"), recorded(None)]);
-        requests.extend([
+        let requests = with_policy([
+            expect(Method::GET, PV, None).refuse(404, "NotFound"),
+            recorded(None),
             reads_volume(json!({"metadata": {"labels": {LABEL: "node-b"}}})),
             labels_bound("node-b"),
         ]);
         let test_context = TestContext::new(requests);
         let ctx = &*test_context.ctx;
-        let source = LabelRecordSource { namespace: "system".to_owned(), name: "labels".to_owned() };
+        let source = source();
         let (claims, mut watch) = cache(vec![bound(json!({"status": {"phase": "Pending"}}))]);
         let mut labeller = Labeller::new(PROPAGATION_TIME, &ctx.cluster, &source, claims);
         let start = labeller.next_reconcile;
@@ -586,11 +591,19 @@ mod tests {
     }
 
     #[rstest]
-    #[case::the_policy(vec![expect(Method::GET, POLICY, None).refuse(404, "NotFound"), expect(Method::GET, BINDING, None).respond(fixtures::metadata_only(json!({"uid": "u"})))])]
-    #[case::the_binding(vec![expect(Method::GET, POLICY, None).respond(fixtures::metadata_only(json!({"uid": "u"}))), expect(Method::GET, BINDING, None).refuse(404, "NotFound")])]
+    #[case::the_policy([404, 200], recorded(Some("binding-uid")))]
+    #[case::the_binding([200, 404], recorded(Some("binding-uid")))]
+    #[case::the_binding_without_a_trace([200, 404], recorded_without_owner())]
     #[tokio::test]
-    async fn record_is_removed_after_deletion_of(#[case] mut requests: Vec<ExpectedRequest>) {
-        requests.extend([recorded(Some("binding-uid")), records(None)]);
+    async fn record_is_removed_after_deletion_of(#[case] found: [u16; 2], #[case] record: ExpectedRequest) {
+        let policy = [(POLICY, found[0]), (BINDING, found[1])].map(|(path, status)| {
+            let read = expect(Method::GET, path, None);
+            if status == 404 {
+                return read.refuse(404, "NotFound");
+            }
+            read.respond(fixtures::metadata_only(json!({"uid": "u"})))
+        });
+        let requests = policy.into_iter().chain([record, records(None)]).collect();
         // Without the policy, no claim is labelled either.
         let waits = reconciled_at(&[Duration::ZERO], &fixtures::claim(json!({})), requests).await;
         assert_eq!(waits, [POLL_INTERVAL]);
@@ -599,8 +612,7 @@ mod tests {
     #[tokio::test]
     async fn record_of_earlier_binding_is_removed() {
         let claim = fixtures::claim(json!({"metadata": {"labels": {LABEL: "node-a"}}}));
-        let mut requests = Vec::from(policy_exists());
-        requests.extend([recorded(Some("earlier")), recorded(Some("earlier")), records(None)]);
+        let requests = with_policy([recorded(Some("earlier")), recorded(Some("earlier")), records(None)]);
         let waits = reconciled_at(&[Duration::ZERO], &claim, requests).await;
         assert_eq!(waits, [PROPAGATION_TIME]);
     }
@@ -608,17 +620,13 @@ mod tests {
     #[tokio::test]
     async fn record_without_owner_is_written_again() {
         let claim = fixtures::claim(json!({"metadata": {"labels": {LABEL: "node-a"}}}));
-        let without_owner = || {
-            let config_map = json!({
-                "metadata": {"name": "labels", "namespace": "system", "resourceVersion": "7"},
-                "data": {BINDING_UID: "binding-uid"},
-            });
-            expect(Method::GET, CONFIG_MAP, None).respond(config_map)
-        };
-        let mut requests = Vec::from(policy_exists());
-        requests.push(without_owner());
-        requests.extend(policy_exists());
-        requests.extend([without_owner(), lists(&[&claim]), without_owner(), records(Some("binding-uid"))]);
+        let mut requests = with_policy([recorded_without_owner()]);
+        requests.extend(with_policy([
+            recorded_without_owner(),
+            lists(&[&claim]),
+            recorded_without_owner(),
+            records(Some("binding-uid")),
+        ]));
         let waits = reconciled_at(&[Duration::ZERO, PROPAGATION_TIME], &claim, requests).await;
         assert_eq!(waits, [PROPAGATION_TIME, POLL_INTERVAL]);
     }
@@ -638,7 +646,7 @@ mod tests {
         ];
         let test_context = TestContext::new(requests);
         let ctx = &*test_context.ctx;
-        let source = LabelRecordSource { namespace: "system".to_owned(), name: "labels".to_owned() };
+        let source = source();
         let claims = cache(vec![fixtures::claim(json!({}))]).0;
         let mut labeller = Labeller::new(PROPAGATION_TIME, &ctx.cluster, &source, claims);
         let start = Instant::now();

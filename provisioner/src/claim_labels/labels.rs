@@ -70,19 +70,15 @@ pub(crate) fn required_label(claim: &PersistentVolumeClaim, identity: &Identity)
     }
 }
 
-/// Returns the node in the label of a claim.
 pub(crate) fn label_of<'a>(claim: &'a PersistentVolumeClaim, identity: &Identity) -> Option<&'a str> {
     claim.metadata.labels.as_ref()?.get(&identity.node_label()).map(String::as_str)
 }
 
-/// Returns the merge patch that labels a claim with the selected node.
+/// Returns the merge patch that labels a claim with the selected node. It fails if that has changed in the meantime.
 pub(crate) fn label_patch(claim: &PersistentVolumeClaim, node: &str, identity: &Identity) -> Value {
-    json!({"metadata": {
-        // Both are preconditions: the API server returns 409 if either differs.
-        "uid": claim.metadata.uid,
-        "resourceVersion": claim.metadata.resource_version,
-        "labels": {identity.node_label(): node},
-    }})
+    let mut patch = bound_label_patch(claim, node, identity);
+    patch["metadata"]["resourceVersion"] = json!(claim.metadata.resource_version);
+    patch
 }
 
 /// Returns the merge patch that labels a claim with the node of its PersistentVolume. A claim never gets another PersistentVolume, so other

@@ -21,7 +21,6 @@ use crate::api::queue::{self, CacheChange};
 /// How long a starting process waits for the ConfigMap before it watches all claims.
 const FIRST_READ_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// The claims that a node watches.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum ClaimScope {
     /// The claims with the label of this node.

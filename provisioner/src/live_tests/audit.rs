@@ -34,15 +34,10 @@ impl TestCluster {
 
     /// Waits until the metrics report these numbers of findings.
     pub(super) async fn found(&self, provisioner: &Provisioner, orphans: usize, missing: usize) {
-        let line = |finding, count| {
-            format!("\nloopfs_provisioner_audit_findings{{finding=\"{finding}\"}} {count}\n")
-        };
+        let line =
+            |finding, count| format!("loopfs_provisioner_audit_findings{{finding=\"{finding}\"}} {count}");
         let lines = [line("volume_without_pv", orphans), line("pv_without_volume", missing)];
-        eventually(&format!("{orphans} volumes and {missing} objects found"), || async {
-            let text = provisioner.page("/metrics").await;
-            lines.iter().all(|line| text.contains(line)).then_some(())
-        })
-        .await;
+        provisioner.until_metrics(&lines).await;
     }
 
     pub(super) async fn remove_objects(&self, names: &[&str]) {
@@ -63,9 +58,9 @@ async fn audit_reports_and_deletes_nothing() {
     let lost = format!("pvc-{}-lost", cluster.namespace);
     let theirs = format!("pvc-{}-theirs", cluster.namespace);
     cluster.object(&lost, json!({"metadata": {"labels": {&label: HERE}}})).await;
-    cluster.object(&theirs, json!({"metadata": {"labels": {&label: "node-b"}}})).await;
-    cluster.object(moved.as_str(), json!({"metadata": {"labels": {&label: "node-b"}}})).await;
-    let provisioner = cluster.provisioner_with(HERE, &cluster.volumes, auditing(None)).await;
+    cluster.object(&theirs, json!({"metadata": {"labels": {&label: THERE}}})).await;
+    cluster.object(moved.as_str(), json!({"metadata": {"labels": {&label: THERE}}})).await;
+    let provisioner = cluster.provisioner_with(auditing(None)).await;
     cluster.claim("data", json!({})).await;
     let volume = cluster.bound("data").await;
 
@@ -80,8 +75,7 @@ async fn audit_reports_and_deletes_nothing() {
     cluster.found(&provisioner, 0, 1).await;
 
     // A volume that is being deleted is neither missing nor orphaned.
-    cluster.delete_claim("data").await;
-    cluster.wait_until_deleted(&cluster.objects(), &volume.name_any()).await;
+    cluster.delete_claim_of(&volume).await;
     cluster.remove_objects(&[&lost]).await;
     cluster.found(&provisioner, 0, 0).await;
     cluster.remove_objects(&[&theirs, &adopted, moved.as_str()]).await;
@@ -97,7 +91,7 @@ async fn restored_objects_bind_their_data() {
         .map(|(name, id)| restore::tests::listed(id.as_str(), &cluster.namespace, name, &cluster.class));
     let (list, notes) = restore::tests::restored(&listed);
     assert_eq!(notes, Vec::<String>::new());
-    let provisioner = cluster.provisioner_with(HERE, &cluster.volumes, auditing(Some(Duration::ZERO))).await;
+    let provisioner = cluster.provisioner_with(auditing(Some(Duration::ZERO))).await;
     for item in list["items"].as_array().unwrap() {
         match item["kind"].as_str().unwrap() {
             "PersistentVolume" => drop(create(&cluster.objects(), item.clone()).await),
@@ -108,8 +102,7 @@ async fn restored_objects_bind_their_data() {
         assert_eq!(cluster.bound(name).await.name_any(), id.as_str());
     }
     cluster.delete_claim("a").await;
-    let released = |object: &PersistentVolume| crate::objects::pv::phase(object) == Some("Released");
-    until(&cluster.objects(), ids[0].as_str(), released).await;
+    cluster.until_in_phase(ids[0].as_str(), "Released").await;
     cluster.found(&provisioner, 0, 0).await;
     for id in &ids {
         assert!(cluster.volumes.capacity(id.as_str()).is_some(), "{id}");
@@ -127,7 +120,7 @@ async fn registered_again_node_keeps_its_volumes() {
     let node = Api::<Node>::all(cluster.admin.clone()).get_metadata(HERE).await.unwrap();
     cluster.volumes.state().custody = Some(CustodyRecord::of_empty_disk("earlier"));
     let before = cluster.create_orphan("before");
-    let provisioner = cluster.provisioner_with(HERE, &cluster.volumes, auditing(Some(Duration::ZERO))).await;
+    let provisioner = cluster.provisioner_with(auditing(Some(Duration::ZERO))).await;
     cluster.event_in("default", HERE, "OrphanedVolumesKept", before.as_str()).await;
     let record = cluster.volumes.state().custody.clone().unwrap();
     assert_eq!((Some(&record.node_uid), record.custody.keeps(&before)), (node.uid().as_ref(), true));
@@ -145,19 +138,18 @@ async fn orphaned_volumes_are_removed_if_requested() {
     let object = format!("adopted-{}", cluster.namespace);
     cluster.object(&object, json!({"spec": {"csi": {"volumeHandle": adopted.as_str()}}})).await;
     // A claim is being provisioned: its volume exists, its PersistentVolume does not exist yet.
-    let refused = json!({"metadata": {"annotations": {ownership::SELECTED_NODE: "node-b"}}});
+    let refused = json!({"metadata": {"annotations": {ownership::SELECTED_NODE: THERE}}});
     let waiting = cluster.claim("waiting", refused).await;
     let pending = cluster.volumes.add(&format!("pvc-{}", waiting.uid().unwrap()));
 
-    let keeps = cluster.provisioner_with(HERE, &cluster.volumes, auditing(Some(TIMEOUT * 100))).await;
+    let keeps = cluster.provisioner_with(auditing(Some(TIMEOUT * 100))).await;
     cluster.found(&keeps, 3, 0).await;
     keeps.stop().await;
     assert_eq!(cluster.volumes.state().volumes.len(), 4, "the grace time has not passed");
 
     cluster.volumes.state().pending.insert(pending.clone(), ClaimRecord::of(&waiting));
-    let again = json!({"metadata": {"annotations": {ownership::SELECTED_NODE: HERE}}});
-    cluster.claims().patch("waiting", &PatchParams::default(), &Patch::Merge(again)).await.unwrap();
-    let provisioner = cluster.provisioner_with(HERE, &cluster.volumes, auditing(Some(Duration::ZERO))).await;
+    cluster.select("waiting", HERE).await;
+    let provisioner = cluster.provisioner_with(auditing(Some(Duration::ZERO))).await;
     cluster.event_in("default", HERE, "VolumeDeleted", orphan.as_str()).await;
     assert_eq!(cluster.volumes.capacity(orphan.as_str()), None);
     assert_eq!(cluster.bound("waiting").await.name_any(), pending.as_str());

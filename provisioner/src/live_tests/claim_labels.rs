@@ -1,19 +1,18 @@
 //! Tests of claims with labels, with the rights and the policy of `csi/deploy/claim-labels`.
 
-use k8s_openapi::api::admissionregistration::v1::MutatingAdmissionPolicyBinding;
+use k8s_openapi::api::admissionregistration::v1::{MutatingAdmissionPolicy, MutatingAdmissionPolicyBinding};
 use k8s_openapi::api::core::v1::ConfigMap;
 
 use super::*;
 use crate::api;
 use crate::api::events::Events;
 use crate::claim_labels::labeller;
-use crate::claim_labels::labels::{BINDING_UID, LabelRecordSource, are_complete, written_binding};
+use crate::claim_labels::labels::{LabelRecordSource, are_complete};
 use crate::objects::ownership::SELECTED_NODE;
 
 /// The name of the policy, its binding and the ConfigMap.
 const NAME: &str = "loopfs-claim-labels";
 const LABEL: &str = "csi.loopfs.dev/node";
-const OTHER: &str = "node-b";
 
 const POLICY: &str = include_str!("../../../csi/deploy/claim-labels/policy.yaml");
 const CONFIG_MAP: &str = include_str!("../../../csi/deploy/claim-labels/configmap.yaml");
@@ -27,9 +26,9 @@ pub(super) fn source() -> LabelRecordSource {
 }
 
 impl TestCluster {
-    async fn provisioner_with_labels(&self, node: &str, volumes: &Arc<FakeStore>) -> Provisioner {
+    async fn provisioner_with_labels(&self) -> Provisioner {
         let options = Options { claim_labels: Some(source()), ..Options::default() };
-        self.provisioner_with(node, volumes, options).await
+        self.provisioner_with(options).await
     }
 
     /// Starts the controller's duty to label claims. It does not wait until all API servers apply the policy: there is only one.
@@ -49,31 +48,25 @@ impl TestCluster {
         Api::namespaced(self.admin.clone(), SYSTEM)
     }
 
-    /// Waits until a claim has the label with this node.
     async fn labelled(&self, claim: &str, node: &str) {
         let labelled =
             |claim: &PersistentVolumeClaim| claim.labels().get(LABEL).map(String::as_str) == Some(node);
         until(&self.claims(), claim, labelled).await;
     }
-
-    async fn change_claim(&self, name: &str, change: Value) {
-        self.claims().patch(name, &PatchParams::default(), &Patch::Merge(change)).await.unwrap();
-    }
 }
 
 impl Provisioner {
     pub(super) async fn until_it_watches_all_claims(&self, expected: bool) {
-        let line = format!("\nloopfs_provisioner_watches_all_claims {}\n", u8::from(expected));
-        eventually(&line, || async { self.page("/metrics").await.contains(&line).then_some(()) }).await;
+        let line = format!("loopfs_provisioner_watches_all_claims {}", u8::from(expected));
+        self.until_metrics(&[line]).await;
     }
 }
 
 /// The orders in which a policy, a record, a controller and claims may appear and disappear.
 #[tokio::test]
 async fn changes_of_labelling_miss_no_claim() {
-    let cluster = TestCluster::connect().await;
-    cluster.opt_in(&RIGHTS).await;
-    let provisioner = cluster.provisioner_with_labels(HERE, &cluster.volumes).await;
+    let cluster = TestCluster::connect_with(&RIGHTS).await;
+    let provisioner = cluster.provisioner_with_labels().await;
     provisioner.until_it_watches_all_claims(true).await;
 
     // Claims from before the policy: one of the scheduler, and one that a version without the controller has provisioned.
@@ -81,7 +74,7 @@ async fn changes_of_labelling_miss_no_claim() {
     cluster.bound("before").await;
     cluster.claim("without-node", json!({})).await;
     cluster.bound("without-node").await;
-    cluster.change_claim("without-node", json!({"metadata": {"annotations": {SELECTED_NODE: null}}})).await;
+    cluster.unselect("without-node").await;
     assert_eq!(cluster.claims().get("before").await.unwrap().labels().get(LABEL), None);
 
     // Without a record, each node watches all claims, although the policy exists.
@@ -99,37 +92,35 @@ async fn changes_of_labelling_miss_no_claim() {
     cluster.bound("after").await;
     cluster.labelled("after", HERE).await;
     for claim in ["before", "without-node", "after"] {
-        cluster.request_size(claim, "4Mi").await;
-        until(&cluster.claims(), claim, |claim| size_of(claim) == Some(Bytes(4 * MIB))).await;
+        cluster.expand(claim, "4Mi").await;
     }
 
     // A tenant writes the label before the scheduler selects a node, or changes it afterwards.
-    let unselected = json!({"metadata": {"annotations": {SELECTED_NODE: null}, "labels": {LABEL: OTHER}}});
+    let unselected = json!({"metadata": {"annotations": {SELECTED_NODE: null}, "labels": {LABEL: THERE}}});
     cluster.claim("label-first", unselected).await;
-    cluster.change_claim("label-first", json!({"metadata": {"annotations": {SELECTED_NODE: HERE}}})).await;
+    cluster.select("label-first", HERE).await;
     cluster.bound("label-first").await;
-    cluster.change_claim("label-first", json!({"metadata": {"labels": {LABEL: OTHER}}})).await;
+    cluster.change(&cluster.claims(), "label-first", json!({"metadata": {"labels": {LABEL: THERE}}})).await;
     cluster.labelled("label-first", HERE).await;
 
     // The scheduler selects this node after another one could not hold the volume.
-    let elsewhere = json!({"metadata": {"annotations": {SELECTED_NODE: OTHER}}});
+    let elsewhere = json!({"metadata": {"annotations": {SELECTED_NODE: THERE}}});
     cluster.claim("rescheduled", elsewhere).await;
-    cluster.labelled("rescheduled", OTHER).await;
-    cluster.change_claim("rescheduled", json!({"metadata": {"annotations": {SELECTED_NODE: null}}})).await;
-    cluster.change_claim("rescheduled", json!({"metadata": {"annotations": {SELECTED_NODE: HERE}}})).await;
+    cluster.labelled("rescheduled", THERE).await;
+    cluster.unselect("rescheduled").await;
+    cluster.select("rescheduled", HERE).await;
     cluster.bound("rescheduled").await;
 
     // A claim is deleted and created again under its name.
     let volume = cluster.bound("after").await;
-    cluster.delete_claim("after").await;
-    cluster.wait_until_deleted(&cluster.objects(), &volume.name_any()).await;
+    cluster.delete_claim_of(&volume).await;
     cluster.claim("after", json!({})).await;
     cluster.bound("after").await;
 
     // A provisioner that starts now watches only its own claims from the beginning.
     provisioner.stop().await;
     cluster.claim("while-down", json!({})).await;
-    let provisioner = cluster.provisioner_with_labels(HERE, &cluster.volumes).await;
+    let provisioner = cluster.provisioner_with_labels().await;
     cluster.bound("while-down").await;
     provisioner.until_it_watches_all_claims(false).await;
 
@@ -141,39 +132,14 @@ async fn changes_of_labelling_miss_no_claim() {
         cluster.claim("probe", json!({})).await;
         let label = cluster.claims().get("probe").await.unwrap().labels().get(LABEL).cloned();
         let volume = cluster.bound("probe").await;
-        cluster.delete_claim("probe").await;
-        cluster.wait_until_deleted(&cluster.objects(), &volume.name_any()).await;
+        cluster.delete_claim_of(&volume).await;
         label.is_none().then_some(())
     })
     .await;
 
-    for claim in ["before", "without-node", "after", "label-first", "rescheduled", "while-down"] {
-        cluster.delete_claim(claim).await;
-    }
-    until_empty(&cluster.volumes).await;
-    let policies: Vec<_> = cluster.objects_of(&[POLICY]);
-    for (api, object) in policies.into_iter().filter(|(_, object)| {
-        object.types.as_ref().is_some_and(|types| types.kind == "MutatingAdmissionPolicy")
-    }) {
-        api.delete(&object.name_any(), &DeleteParams::default()).await.unwrap();
-    }
-    cluster.opt_out(&RIGHTS).await;
+    let claims = ["before", "without-node", "after", "label-first", "rescheduled", "while-down"];
+    cluster.delete_claims(&claims).await;
+    let policies: Api<MutatingAdmissionPolicy> = Api::all(cluster.admin.clone());
+    policies.delete(NAME, &DeleteParams::default()).await.unwrap();
     cluster.finish([provisioner]).await;
-}
-
-/// The policy was removed in a way that left the ConfigMap, and nothing owns it that the garbage collector could notice.
-#[tokio::test]
-async fn record_of_deleted_policy_is_removed() {
-    let cluster = TestCluster::connect().await;
-    cluster.opt_in(&RIGHTS).await;
-    cluster.opt_in(&[CONFIG_MAP]).await;
-    let data = json!({"data": {BINDING_UID: "of-an-earlier-binding"}});
-    let record = cluster.record().patch(NAME, &PatchParams::default(), &Patch::Merge(data)).await.unwrap();
-    assert!(!are_complete(&record));
-    let labelling = cluster.labelling().await;
-    until(&cluster.record(), NAME, |record| written_binding(record).is_none()).await;
-    drop(labelling);
-    cluster.opt_out(&[CONFIG_MAP]).await;
-    cluster.opt_out(&RIGHTS).await;
-    cluster.finish([]).await;
 }

@@ -17,7 +17,6 @@ use super::*;
 use crate::api::client;
 use crate::api::connection::{self, Timeouts};
 
-/// Forwards connections to the API server.
 struct Forwarder {
     client: Client,
     traffic: ApiTraffic,
@@ -113,10 +112,7 @@ async fn all_requests_share_one_connection() {
     for claim in ["a", "b", "c"] {
         cluster.bound(claim).await;
     }
-    for claim in ["first", "a", "b", "c"] {
-        cluster.delete_claim(claim).await;
-    }
-    eventually("deleted", || async { cluster.stored().is_empty().then_some(()) }).await;
+    cluster.delete_claims(&["first", "a", "b", "c"]).await;
     assert_eq!((forwarder.accepted(), *forwarder.shared.open.borrow()), (accepted, 1));
     cluster.finish([provisioner]).await;
 }
@@ -154,9 +150,6 @@ async fn silent_connection_is_replaced_after_ping() {
     cluster.bound("after").await;
     forwarder.until_open(1).await;
     assert!(forwarder.accepted() > accepted);
-    for claim in ["before", "after"] {
-        cluster.delete_claim(claim).await;
-    }
-    eventually("deleted", || async { cluster.stored().is_empty().then_some(()) }).await;
+    cluster.delete_claims(&["before", "after"]).await;
     cluster.finish([provisioner]).await;
 }

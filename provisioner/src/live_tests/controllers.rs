@@ -3,6 +3,7 @@
 use k8s_openapi::api::coordination::v1::Lease;
 
 use super::faulty_api_server::{Call, Fault, FaultyApiServer};
+use super::nodes::allowing;
 use super::*;
 use crate::api::connection::Timeouts;
 use crate::controller::lease::Candidate;
@@ -10,7 +11,7 @@ use crate::controller::node_loss::NodeLossSettings;
 use crate::controller::process::{ControllerProcessParts, Duties};
 use crate::controller::unready_nodes::Timing;
 use crate::loss::NodeLoss;
-use crate::objects::ownership::SELECTED_NODE;
+use crate::objects::ownership::selected_node;
 
 /// The name of the Lease in the role of the manifests.
 const LEASE: &str = "loopfs-controller";
@@ -25,20 +26,15 @@ pub(super) const ONLY_PLACEMENT: Duties = Duties {
     unready_nodes: Timing::DEFAULT,
 };
 
-/// Returns the settings of a controller that checks for deleted nodes.
 pub(super) const fn checking(mode: NodeLoss) -> NodeLossSettings {
     NodeLossSettings { mode, at_most_percent: 20, list_interval: Duration::ZERO }
 }
 
 /// Returns the kubeconfig of a replica, and the node in its token.
 pub(super) fn kubeconfig() -> (PathBuf, String) {
-    let kubeconfigs = TestCluster::kubeconfig_of(HERE);
-    let files = std::fs::read_dir(kubeconfigs.parent().unwrap()).unwrap();
-    let names = files.map(|file| file.unwrap().file_name().into_string().unwrap());
-    let node_of =
-        |name: String| name.strip_prefix("controller-")?.strip_suffix(".kubeconfig").map(str::to_owned);
-    let node = names.filter_map(node_of).min().expect("a kubeconfig of the controller");
-    (TestCluster::kubeconfig_of(&format!("controller-{node}")), node)
+    let name = kubeconfig_names().into_iter().filter(|name| name.starts_with("controller-")).min();
+    let name = name.expect("a kubeconfig of the controller");
+    (TestCluster::kubeconfig_of(&name), name.trim_start_matches("controller-").to_owned())
 }
 
 impl TestCluster {
@@ -92,24 +88,13 @@ impl TestCluster {
         self.start_controller(holder, duties, client, traffic).await
     }
 
-    async fn unplaced_claim(&self, name: &str, class: &str) {
-        let change = json!({"metadata": {"annotations": null}, "spec": {"storageClassName": class}});
-        let mut claim = json!({
-            "metadata": {"name": name},
-            "spec": {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Mi"}}},
-        });
-        fixtures::merge(&mut claim, change);
-        create(&self.claims(), claim).await;
-    }
-
     fn leases(&self) -> Api<Lease> {
         Api::namespaced(self.admin.clone(), SYSTEM)
     }
 
     async fn class_of_this_node(&self) -> String {
-        let key = "topology.csi.loopfs.dev/node";
-        let here = json!([{"matchLabelExpressions": [{"key": key, "values": [HERE]}]}]);
-        self.another_class("one", json!({"volumeBindingMode": "Immediate", "allowedTopologies": here})).await
+        let allowed = json!({"volumeBindingMode": "Immediate", "allowedTopologies": allowing(HERE)});
+        self.another_class("one", allowed).await
     }
 }
 
@@ -123,29 +108,22 @@ impl Provisioner {
     }
 }
 
-fn selected(claim: &PersistentVolumeClaim) -> Option<&str> {
-    claim.annotations().get(SELECTED_NODE).map(String::as_str)
-}
-
 #[tokio::test]
 async fn without_controller_only_immediate_claims_wait() {
     let cluster = TestCluster::connect().await;
     let provisioner = cluster.provisioner().await;
     let class = cluster.class_of_this_node().await;
-    cluster.unplaced_claim("now", &class).await;
+    cluster.unplaced("now", &class, "1Mi").await;
     cluster.claim("first-consumer", json!({})).await;
     cluster.bound("first-consumer").await;
     // Kubernetes says what the claim waits for.
     cluster.event("now", "ExternalProvisioning").await;
-    assert_eq!(selected(&cluster.claims().get("now").await.unwrap()), None);
+    assert_eq!(selected_node(&cluster.claims().get("now").await.unwrap()), None);
 
     let controller = cluster.controller(ONLY_PLACEMENT).await;
     cluster.bound("now").await;
-    assert_eq!(selected(&cluster.claims().get("now").await.unwrap()), Some(HERE));
-    for claim in ["now", "first-consumer"] {
-        cluster.delete_claim(claim).await;
-    }
-    until_empty(&cluster.volumes).await;
+    assert_eq!(selected_node(&cluster.claims().get("now").await.unwrap()), Some(HERE));
+    cluster.delete_claims(&["now", "first-consumer"]).await;
     cluster.finish([provisioner, controller]).await;
 }
 
@@ -157,7 +135,7 @@ async fn next_replica_takes_over() {
     let first = cluster.controller_named("first", ONLY_PLACEMENT).await;
     first.until_it_leads().await;
     let second = cluster.controller_named("second", ONLY_PLACEMENT).await;
-    cluster.unplaced_claim("of-the-first", &class).await;
+    cluster.unplaced("of-the-first", &class, "1Mi").await;
     cluster.bound("of-the-first").await;
     assert!(!second.leads().await);
     assert!(second.page("/readyz").await.starts_with("HTTP/1.1 200"), "a replica that waits is ready");
@@ -165,19 +143,16 @@ async fn next_replica_takes_over() {
     // It stops in order and releases the Lease.
     first.stop().await;
     second.until_it_leads().await;
-    cluster.unplaced_claim("of-the-second", &class).await;
+    cluster.unplaced("of-the-second", &class, "1Mi").await;
     cluster.bound("of-the-second").await;
 
     // It is killed. The next one leads when the Lease has ended.
     let third = cluster.controller_named("third", ONLY_PLACEMENT).await;
     second.kill().await;
     third.until_it_leads().await;
-    cluster.unplaced_claim("of-the-third", &class).await;
+    cluster.unplaced("of-the-third", &class, "1Mi").await;
     cluster.bound("of-the-third").await;
-    for claim in ["of-the-first", "of-the-second", "of-the-third"] {
-        cluster.delete_claim(claim).await;
-    }
-    until_empty(&cluster.volumes).await;
+    cluster.delete_claims(&["of-the-first", "of-the-second", "of-the-third"]).await;
     cluster.finish([provisioner, third]).await;
 }
 
@@ -195,10 +170,8 @@ async fn replica_leads_after_lease_was_deleted() {
     let leases = cluster.leases();
     leases.patch(LEASE, &PatchParams::apply("story").force(), &Patch::Apply(dead)).await.unwrap();
     let controller = cluster.controller_named("first", ONLY_PLACEMENT).await;
-    eventually("the replica has read the Lease", || async {
-        controller.page("/readyz").await.starts_with("HTTP/1.1 200").then_some(())
-    })
-    .await;
+    // It is ready once it has read the Lease.
+    controller.until_ready().await;
     assert!(!controller.leads().await);
 
     leases.delete(LEASE, &DeleteParams::default()).await.unwrap();
@@ -214,16 +187,6 @@ async fn replica_leads_after_lease_was_deleted() {
     cluster.finish([controller]).await;
 }
 
-/// Returns the fault of a call while the requests of a leader with this verb and resource arrive late. In the meantime, the leader
-/// neither renews the Lease nor learns that it ended.
-pub(super) fn stalls(call: &Call, verb: &str, resource: &str) -> Option<Fault> {
-    match call {
-        call if call.is(verb, resource) => Some(Fault::Late),
-        call if call.is_write() || call.resource == "leases" => Some(Fault::Silence),
-        _ => None,
-    }
-}
-
 /// The leader loses the API server between its decision and its write. The next leader writes, and the first one's write does no
 /// harm when it arrives.
 #[tokio::test]
@@ -235,9 +198,14 @@ async fn leader_changes_during_a_placement() {
     let api_server = FaultyApiServer::in_front_of(&cluster, kubeconfig().0).await;
     let first = cluster.controller_through(&api_server, "first", ONLY_PLACEMENT).await;
     first.until_it_leads().await;
-    api_server.set(|call| stalls(call, "patch", CLAIMS));
+    // In the meantime, the leader neither renews the Lease nor learns that it ended.
+    api_server.set(|call| match call {
+        call if call.is("patch", CLAIMS) => Some(Fault::Late),
+        call if call.is_write() || call.resource == "leases" => Some(Fault::Silence),
+        _ => None,
+    });
     let before = api_server.now();
-    cluster.unplaced_claim("now", &class).await;
+    cluster.unplaced("now", &class, "1Mi").await;
     let writes = |call: &Call, _: Option<Fault>| call.is("patch", CLAIMS);
     api_server.until(before, 1, "the first leader writes", writes).await;
     assert!(first.leads().await);
@@ -251,10 +219,9 @@ async fn leader_changes_during_a_placement() {
     let arrives = |call: &Call, fault: Option<Fault>| call.is("patch", CLAIMS) && fault.is_none();
     api_server.until(late, 1, "the first leader's write arrives", arrives).await;
     let claim = cluster.claims().get("now").await.unwrap();
-    assert_eq!((claim.uid(), selected(&claim), &claim.spec), (bound.uid(), Some(HERE), &bound.spec));
+    assert_eq!((claim.uid(), selected_node(&claim), &claim.spec), (bound.uid(), Some(HERE), &bound.spec));
     assert_eq!(cluster.stored(), [volume.name_any()]);
     first.kill().await;
-    cluster.delete_claim("now").await;
-    until_empty(&cluster.volumes).await;
+    cluster.delete_claims(&["now"]).await;
     cluster.finish([provisioner, second]).await;
 }

@@ -2,6 +2,7 @@
 //! changes that a silent watch hides.
 
 use loopfs::volume_store::VolumeId;
+use rstest::rstest;
 
 use super::audit::auditing;
 use super::faulty_api_server::{Call, Fault, FaultyApiServer};
@@ -76,60 +77,36 @@ impl Hidden {
             api_server.until(since, 1, &format!("{id} is read with {expected:?}"), read).await;
         }
     }
-
-    fn names(&self) -> Vec<&str> {
-        self.volumes.iter().map(|(_, id)| id.as_str()).collect()
-    }
-
-    fn assert_kept(&self, cluster: &TestCluster) {
-        for (fault, id) in &self.volumes {
-            assert!(cluster.volumes.capacity(id.as_str()).is_some(), "{fault:?} deleted the data of {id}");
-        }
-    }
 }
 
+#[rstest]
+#[case::cleanup(Options::default(), true)]
+#[case::audit(auditing(Some(Duration::ZERO)), false)]
 #[tokio::test]
-async fn no_fault_makes_cleanup_delete_data() {
+async fn no_fault_makes_provisioner_delete_data(#[case] options: Options, #[case] are_pending: bool) {
     let cluster = TestCluster::connect().await;
     let api_server = FaultyApiServer::before(&cluster, HERE).await;
     let hidden = Hidden::create(&cluster, &api_server).await;
-    for (_, id) in &hidden.volumes {
+    for (_, id) in hidden.volumes.iter().filter(|_| are_pending) {
         let uid = id.as_str().trim_start_matches("pvc-").to_owned();
         let (namespace, class) = (cluster.namespace.clone(), cluster.class.clone());
         let record = ClaimRecord { namespace, name: "deleted".to_owned(), uid, class };
         cluster.volumes.state().pending.insert(id.clone(), record);
     }
     hidden.inject(&api_server);
-    let node = (HERE, &cluster.volumes);
-    let provisioner = api_server.provisioner(&cluster, node, TIMEOUTS, Options::default()).await;
-    hidden.until_read(&api_server, 0, true).await;
-
-    api_server.set(hides_new_objects);
-    let none_pending = || cluster.volumes.state().pending.is_empty().then_some(());
-    eventually("no pending volume", || async { none_pending() }).await;
-    hidden.assert_kept(&cluster);
-    provisioner.stop().await;
-    cluster.remove_objects(&hidden.names()).await;
-    cluster.finish([]).await;
-}
-
-#[tokio::test]
-async fn no_fault_makes_audit_delete_data() {
-    let cluster = TestCluster::connect().await;
-    let api_server = FaultyApiServer::before(&cluster, HERE).await;
-    let hidden = Hidden::create(&cluster, &api_server).await;
-    hidden.inject(&api_server);
-    let node = (HERE, &cluster.volumes);
-    let options = auditing(Some(Duration::ZERO));
-    let provisioner = api_server.provisioner(&cluster, node, TIMEOUTS, options).await;
+    let provisioner = api_server.provisioner(&cluster, TIMEOUTS, options).await;
     hidden.until_read(&api_server, 0, true).await;
 
     let healed = api_server.now();
     api_server.set(hides_new_objects);
     hidden.until_read(&api_server, healed, false).await;
-    hidden.assert_kept(&cluster);
+    until_none_pending(&cluster.volumes).await;
+    for (fault, id) in &hidden.volumes {
+        assert!(cluster.volumes.capacity(id.as_str()).is_some(), "{fault:?} deleted the data of {id}");
+    }
     provisioner.stop().await;
-    cluster.remove_objects(&hidden.names()).await;
+    let names: Vec<_> = hidden.volumes.iter().map(|(_, id)| id.as_str()).collect();
+    cluster.remove_objects(&names).await;
     cluster.finish([]).await;
 }
 
@@ -146,9 +123,8 @@ async fn audit_keeps_volume_named_during_silence() {
         ("get", OBJECTS) if call.name == silent => Some(Fault::TooManyRequests),
         _ => None,
     });
-    let node = (HERE, &cluster.volumes);
     let options = auditing(Some(Duration::ZERO));
-    let provisioner = api_server.provisioner(&cluster, node, Timeouts::default(), options).await;
+    let provisioner = api_server.provisioner(&cluster, Timeouts::default(), options).await;
     let is_read = |call: &Call, _: Option<Fault>| call.is("get", OBJECTS) && call.name == read;
     api_server.until(0, 1, "the audit reads the PersistentVolume", is_read).await;
     let adopted = format!("adopted-{}", cluster.namespace);
@@ -189,7 +165,7 @@ impl TestCluster {
 
     pub(super) async fn retain(&self, name: &str) {
         let retain = json!({"spec": {"persistentVolumeReclaimPolicy": "Retain"}});
-        self.objects().patch(name, &PatchParams::default(), &Patch::Merge(retain)).await.unwrap();
+        self.change(&self.objects(), name, retain).await;
     }
 }
 
@@ -198,8 +174,7 @@ impl TestCluster {
 async fn retried_deletion_respects_hidden_changes() {
     let cluster = TestCluster::connect().await;
     let api_server = FaultyApiServer::before(&cluster, HERE).await;
-    let node = (HERE, &cluster.volumes);
-    let provisioner = api_server.provisioner(&cluster, node, TIMEOUTS, Options::default()).await;
+    let provisioner = api_server.provisioner(&cluster, TIMEOUTS, Options::default()).await;
     let mut names = Vec::new();
     for claim in ["marked", "labelled", "unlabelled", "unmarked"] {
         cluster.claim(claim, json!({})).await;
@@ -247,7 +222,7 @@ async fn retried_deletion_respects_hidden_changes() {
 
     api_server.heal();
     cluster.wait_until_deleted(&cluster.objects(), marked).await;
-    until(&cluster.objects(), unmarked, |volume| !is_held(volume)).await;
+    until(&cluster.objects(), unmarked, |volume| !pv::has_finalizer(volume)).await;
     cluster.remove_objects(&[&second, &third]).await;
     for name in [labelled_twice, unlabelled] {
         cluster.wait_until_deleted(&cluster.objects(), name).await;

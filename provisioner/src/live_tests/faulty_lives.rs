@@ -9,7 +9,6 @@ use super::fault_plan::{Subjects, claim_of, of_each_write, seeded};
 use super::faulty_api_server::{Call, Fault, FaultyApiServer};
 use super::*;
 
-const THERE: &str = "node-b";
 const COPY: &str = "copy";
 const RETAINED: &str = "retained";
 
@@ -43,7 +42,9 @@ impl<'a> Lives<'a> {
         let volumes = Arc::new(FakeStore::of_size(Bytes(256 * MIB)));
         // The audit would remove each volume that it finds orphaned even once.
         let options = auditing(Some(Duration::ZERO));
-        let provisioner = api_server.provisioner(cluster, (node, &volumes), TIMEOUTS, options).await;
+        let traffic = ApiTraffic::default();
+        let client = api_server.client(TIMEOUTS, &traffic).await;
+        let provisioner = cluster.start(node, &volumes, options, client, traffic).await;
         Lives { cluster, node, volumes, api_server, subjects, names, provisioner }
     }
 
@@ -53,8 +54,7 @@ impl<'a> Lives<'a> {
         fixtures::merge_keeping_nulls(&mut unplaced, change);
         let claim = self.cluster.claim(name, unplaced).await;
         self.subjects.insert(format!("pvc-{}", claim.uid().unwrap()), name);
-        let selected = json!({"metadata": {"annotations": {ownership::SELECTED_NODE: self.node}}});
-        self.cluster.claims().patch(name, &PatchParams::default(), &Patch::Merge(selected)).await.unwrap();
+        self.cluster.select(name, self.node).await;
     }
 
     fn all(&self) -> Vec<String> {
@@ -113,7 +113,7 @@ impl<'a> Lives<'a> {
     async fn delete(&self, names: &[String]) {
         let retained = self.cluster.bound(&self.name(RETAINED)).await.name_any();
         self.cluster.retain(&retained).await;
-        until(&self.cluster.objects(), &retained, |volume| !is_held(volume)).await;
+        until(&self.cluster.objects(), &retained, |volume| !pv::has_finalizer(volume)).await;
         for name in self.all() {
             self.cluster.delete_claim(&name).await;
         }
@@ -133,17 +133,10 @@ impl<'a> Lives<'a> {
     /// Checks that the provisioner is ready, has no work left, and has not flooded the API server.
     async fn is_at_rest(&self) {
         let gauges = ["claims_waiting 0", "expansions_waiting 0", "storage_open 1"];
-        eventually("no work is left", || async {
-            let text = self.provisioner.page("/metrics").await;
-            gauges.iter().all(|line| text.contains(&format!("\nloopfs_provisioner_{line}\n"))).then_some(())
-        })
-        .await;
-        eventually("ready", || async {
-            self.provisioner.page("/readyz").await.starts_with("HTTP/1.1 200").then_some(())
-        })
-        .await;
-        let none_pending = || self.volumes.state().pending.is_empty().then_some(());
-        eventually("no pending volume", || async { none_pending() }).await;
+        let gauges = gauges.map(|line| format!("loopfs_provisioner_{line}"));
+        self.provisioner.until_metrics(&gauges).await;
+        self.provisioner.until_ready().await;
+        until_none_pending(&self.volumes).await;
         let claims = self.all().len();
         let writes = |resource: &'static str| {
             self.api_server.count(0, |call, _| call.is_write() && call.resource.starts_with(resource))

@@ -9,9 +9,7 @@ async fn refreshed_block_claim_is_resized() {
     let provisioner = cluster.provisioner().await;
     cluster.claim("refreshed", json!({"spec": {"volumeMode": "Block"}})).await;
     cluster.bound("refreshed").await;
-    cluster.request_size("refreshed", "4Mi").await;
-    let expanded =
-        until(&cluster.claims(), "refreshed", |claim| size_of(claim) == Some(Bytes(4 * MIB))).await;
+    let expanded = cluster.expand("refreshed", "4Mi").await;
     assert_eq!((ResizeStatus::of(&expanded), conditions(&expanded)), (None, vec![]));
     cluster.event("refreshed", "VolumeResizeSuccessful").await;
     cluster.finish([provisioner]).await;
@@ -45,33 +43,6 @@ async fn kubelet_finishes_unrefreshed_block_claim() {
         "capacity": {"storage": "6Mi"}, "allocatedResourceStatuses": {"storage": null}, "conditions": [],
     }});
     cluster.claims().patch_status("disk", &PatchParams::default(), &Patch::Merge(done)).await.unwrap();
-    cluster.delete_claim("disk").await;
-    cluster.wait_until_deleted(&cluster.objects(), &volume.name_any()).await;
-    cluster.finish([provisioner]).await;
-}
-
-#[tokio::test]
-async fn free_space_retries_waiting_claim() {
-    let cluster = TestCluster::connect().await;
-    let provisioner = cluster.provisioner().await;
-    cluster.claim("first", json!({"spec": {"resources": {"requests": {"storage": "60Mi"}}}})).await;
-    cluster.bound("first").await;
-    cluster.claim("second", json!({"spec": {"resources": {"requests": {"storage": "60Mi"}}}})).await;
-    let text = cluster.event("second", "ProvisioningFailed").await;
-    assert!(text.contains("62914560 bytes requested, 4194304 available"), "{text}");
-    assert_eq!(cluster.volumes.state().volumes.len(), 1);
-    let rescheduled = |claim: &PersistentVolumeClaim| ownership::selected_node(claim).is_none();
-    until(&cluster.claims(), "second", rescheduled).await;
-    cluster.delete_claim("first").await;
-    eventually("free space", || async {
-        (cluster.volumes.state().available() == Bytes(64 * MIB)).then_some(())
-    })
-    .await;
-    // The scheduler writes this. The back-off of the earlier failure no longer applies.
-    let again = json!({"metadata": {"annotations": {ownership::SELECTED_NODE: HERE}}});
-    cluster.claims().patch("second", &PatchParams::default(), &Patch::Merge(again)).await.unwrap();
-    cluster.bound("second").await;
-    cluster.delete_claim("second").await;
-    until_empty(&cluster.volumes).await;
+    cluster.delete_claim_of(&volume).await;
     cluster.finish([provisioner]).await;
 }

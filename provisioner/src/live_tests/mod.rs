@@ -5,6 +5,7 @@
 //! replica of the controller. They give exactly the rights of the manifests in `csi/deploy`. The manifests must be applied, and the
 //! nodes "node-a" and "node-b" must exist; they need no kubelet.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::future::Future;
 use std::net::SocketAddr;
@@ -15,6 +16,7 @@ use std::time::Duration;
 use k8s_openapi::api::core::v1::{Namespace, Node, PersistentVolume, PersistentVolumeClaim, Pod};
 use k8s_openapi::api::events::v1::Event;
 use k8s_openapi::api::storage::v1::StorageClass;
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use k8s_openapi::jiff::Timestamp;
 use kube::api::{ApiResource, DeleteParams, DynamicObject, ListParams, Patch, PatchParams, PostParams};
@@ -37,7 +39,7 @@ use crate::node::capacity::CapacityConfig;
 use crate::node::process::{NodeProcessParts, Options};
 use crate::objects::claim_status::{ResizeStatus, recorded};
 use crate::objects::identity::Identity;
-use crate::objects::ownership;
+use crate::objects::{ownership, pv, quantity};
 use crate::store::claim_record::ClaimRecord;
 use crate::testing::fake_store::{CustodyRecord, FakeStore};
 use crate::testing::fixtures;
@@ -66,6 +68,7 @@ const MIB: u64 = 1 << 20;
 
 /// The node of most tests.
 const HERE: &str = "node-a";
+const THERE: &str = "node-b";
 /// The namespace of the driver.
 const SYSTEM: &str = "loopfs-system";
 /// Selects the driver's pods of all nodes.
@@ -84,6 +87,8 @@ struct TestCluster {
     class: String,
     volumes: Arc<FakeStore>,
     scratch: tempfile::TempDir,
+    /// The files of the optional component.
+    component: &'static [&'static str],
 }
 
 struct Provisioner {
@@ -124,6 +129,14 @@ impl Provisioner {
         .await;
     }
 
+    async fn until_metrics(&self, lines: &[impl AsRef<str> + fmt::Debug]) {
+        eventually(&format!("the metrics {lines:?}"), || async {
+            let text = self.page("/metrics").await;
+            lines.iter().all(|line| text.contains(&format!("\n{}\n", line.as_ref()))).then_some(())
+        })
+        .await;
+    }
+
     /// Returns the response of an endpoint, with its head.
     async fn page(&self, path: &str) -> String {
         let mut stream = TcpStream::connect(self.pages).await.unwrap();
@@ -147,6 +160,11 @@ impl Provisioner {
 
 impl TestCluster {
     async fn connect() -> Self {
+        Self::connect_with(&[]).await
+    }
+
+    /// Applies the files of an optional component. [`Self::finish`] removes the objects.
+    async fn connect_with(component: &'static [&'static str]) -> Self {
         let test_lock = TEST_LOCK.lock().await;
         if let Ok(level) = std::env::var("LOG_LEVEL") {
             // Only the first test of a run starts logging.
@@ -160,14 +178,17 @@ impl TestCluster {
         let class = fixtures::class(json!({"metadata": {"name": name, "resourceVersion": null}}));
         create::<StorageClass>(&Api::all(admin.clone()), serde_json::to_value(class).unwrap()).await;
         let volumes = Arc::new(FakeStore::of_size(Bytes(64 * MIB)));
-        TestCluster {
+        let cluster = TestCluster {
             _test_lock: test_lock,
             admin,
             namespace: name.clone(),
             class: name,
             volumes,
             scratch: tempfile::tempdir().unwrap(),
-        }
+            component,
+        };
+        cluster.opt_in(component).await;
+        cluster
     }
 
     /// Records that a node had its disk while that was empty, as a provisioner does when it starts for the first time.
@@ -178,14 +199,14 @@ impl TestCluster {
     }
 
     async fn provisioner(&self) -> Provisioner {
-        self.provisioner_on(HERE, &self.volumes).await
+        self.provisioner_with(Options::default()).await
     }
 
-    async fn provisioner_on(&self, node: &str, volumes: &Arc<FakeStore>) -> Provisioner {
-        self.provisioner_with(node, volumes, Options::default()).await
+    async fn provisioner_with(&self, options: Options) -> Provisioner {
+        self.provisioner_on(HERE, &self.volumes, options).await
     }
 
-    async fn provisioner_with(&self, node: &str, volumes: &Arc<FakeStore>, options: Options) -> Provisioner {
+    async fn provisioner_on(&self, node: &str, volumes: &Arc<FakeStore>, options: Options) -> Provisioner {
         let traffic = ApiTraffic::default();
         let client = self.client_of(node, &traffic).await;
         self.start(node, volumes, options, client, traffic).await
@@ -209,17 +230,13 @@ impl TestCluster {
         crate::api::client::connect(Some(Self::kubeconfig_of(node)), traffic).await.unwrap()
     }
 
-    /// Returns the kubeconfig of the provisioner of a node.
     fn kubeconfig_of(node: &str) -> PathBuf {
         kubeconfigs().join(format!("{node}.kubeconfig"))
     }
 
     /// Returns an owner reference to the driver's pod on a node.
     async fn pod_of(&self, node: &str) -> OwnerReference {
-        let pods: Api<Pod> = Api::namespaced(self.admin.clone(), SYSTEM);
-        let there = ListParams::default().labels(PODS_OF_DRIVER).fields(&format!("spec.nodeName={node}"));
-        let pod = pods.list(&there).await.unwrap().items.into_iter().next().expect("a pod of the driver");
-        owner_reference(&pod)
+        pods_of_driver(&self.admin).await.remove(node).expect("a pod of the driver")
     }
 
     /// Creates a further class: the test's own class with a change.
@@ -259,13 +276,63 @@ impl TestCluster {
         self.objects().get(&claim.spec.unwrap().volume_name.unwrap()).await.unwrap()
     }
 
+    /// Applies a merge patch with the rights of the administrator.
+    async fn change<K: KubernetesObject>(&self, api: &Api<K>, name: &str, change: Value) -> K {
+        api.patch(name, &PatchParams::default(), &Patch::Merge(change)).await.unwrap()
+    }
+
+    async fn until_in_phase(&self, volume: &str, phase: &str) {
+        until(&self.objects(), volume, |volume| pv::phase(volume) == Some(phase)).await;
+    }
+
+    /// Selects a node for a claim, as the scheduler does.
+    async fn select(&self, claim: &str, node: &str) {
+        let selected = json!({"metadata": {"annotations": {ownership::SELECTED_NODE: node}}});
+        self.change(&self.claims(), claim, selected).await;
+    }
+
+    async fn unselect(&self, claim: &str) {
+        let unselected = json!({"metadata": {"annotations": {ownership::SELECTED_NODE: null}}});
+        self.change(&self.claims(), claim, unselected).await;
+    }
+
     async fn request_size(&self, name: &str, size: &str) {
-        let patch = json!({"spec": {"resources": {"requests": {"storage": size}}}});
-        self.claims().patch(name, &PatchParams::default(), &Patch::Merge(patch)).await.unwrap();
+        let request = json!({"spec": {"resources": {"requests": {"storage": size}}}});
+        self.change(&self.claims(), name, request).await;
+    }
+
+    /// Requests another size, and waits until the claim has it.
+    async fn expand(&self, name: &str, size: &str) -> PersistentVolumeClaim {
+        self.request_size(name, size).await;
+        let wanted = quantity::parse(&Quantity(size.to_owned())).unwrap();
+        until(&self.claims(), name, |claim| size_of(claim) == Some(wanted)).await
     }
 
     async fn delete_claim(&self, name: &str) {
         self.claims().delete(name, &DeleteParams::default()).await.unwrap();
+    }
+
+    /// Deletes a claim, and waits until its PersistentVolume does not exist any more.
+    async fn delete_claim_of(&self, volume: &PersistentVolume) {
+        let claim = ownership::referenced_claim(volume).unwrap();
+        self.delete_claim(&claim.name.unwrap()).await;
+        self.wait_until_removed(volume).await;
+    }
+
+    async fn wait_until_removed(&self, volume: &PersistentVolume) {
+        self.wait_until_deleted(&self.objects(), &volume.name_any()).await;
+    }
+
+    /// Deletes claims, and waits until the store has no volumes.
+    async fn delete_claims(&self, names: &[&str]) {
+        for name in names {
+            self.delete_claim(name).await;
+        }
+        until_empty(&self.volumes).await;
+    }
+
+    fn stored(&self) -> Vec<String> {
+        self.volumes.state().volumes.keys().map(ToString::to_string).collect()
     }
 
     /// Waits for an event of a reason about an object and returns its text.
@@ -329,11 +396,12 @@ impl TestCluster {
         .await;
     }
 
-    /// Stops the provisioners and removes the objects of the test.
-    async fn finish(self, provisioners: impl IntoIterator<Item = Provisioner>) {
-        for provisioner in provisioners {
-            provisioner.stop().await;
+    /// Stops the processes and removes the objects of the test.
+    async fn finish(self, processes: impl IntoIterator<Item = Provisioner>) {
+        for process in processes {
+            process.stop().await;
         }
+        self.opt_out(self.component).await;
         let classes: Api<StorageClass> = Api::all(self.admin.clone());
         for class in classes.list(&ListParams::default()).await.unwrap() {
             if class.name_any().starts_with(&self.class) {
@@ -347,25 +415,27 @@ impl TestCluster {
         self.remove_volumes().await;
     }
 
+    /// Returns `true` if a PersistentVolume is for a claim of this test.
+    fn is_of_this_test(&self, volume: &PersistentVolume) -> bool {
+        let claim = volume.spec.as_ref().and_then(|spec| spec.claim_ref.as_ref());
+        claim.is_some_and(|claim| claim.namespace.as_ref() == Some(&self.namespace))
+    }
+
     /// Removes the PersistentVolumes of this test that no provisioner deleted. The next test may count those of a node.
     async fn remove_volumes(&self) {
-        let volumes: Api<PersistentVolume> = Api::all(self.admin.clone());
+        let volumes = self.objects();
         let free = Patch::Merge(json!({"metadata": {"finalizers": null}}));
-        for volume in volumes.list(&ListParams::default()).await.unwrap() {
-            let claim = volume.spec.as_ref().and_then(|spec| spec.claim_ref.as_ref());
-            if claim.is_none_or(|claim| claim.namespace.as_ref() != Some(&self.namespace)) {
-                continue;
-            }
+        let all = volumes.list(&ListParams::default()).await.unwrap();
+        for volume in all.iter().filter(|volume| self.is_of_this_test(volume)) {
             let name = volume.name_any();
             // Kubernetes may remove it at the same time.
             drop(volumes.delete(&name, &DeleteParams::default()).await);
             drop(volumes.patch(&name, &PatchParams::default(), &free).await);
-            self.wait_until_deleted(&volumes, &name).await;
+            self.wait_until_removed(volume).await;
         }
     }
 }
 
-/// Returns a client with the rights of the administrator.
 async fn administrator() -> Client {
     let kubeconfig = std::env::var("KUBECONFIG").expect("KUBECONFIG").into();
     crate::api::client::connect(Some(kubeconfig), &ApiTraffic::default()).await.unwrap()
@@ -376,7 +446,21 @@ fn kubeconfigs() -> PathBuf {
     std::env::var_os("PROVISIONER_KUBECONFIGS").expect("PROVISIONER_KUBECONFIGS").into()
 }
 
-/// Returns an owner reference to a pod.
+/// Returns the names of the kubeconfigs of the provisioners, without the suffix.
+fn kubeconfig_names() -> Vec<String> {
+    let files = std::fs::read_dir(kubeconfigs()).unwrap();
+    let names = files.map(|file| file.unwrap().file_name().into_string().unwrap());
+    names.filter_map(|name| name.strip_suffix(".kubeconfig").map(str::to_owned)).collect()
+}
+
+/// Returns an owner reference to the driver's pod of each node.
+async fn pods_of_driver(admin: &Client) -> BTreeMap<String, OwnerReference> {
+    let pods: Api<Pod> = Api::namespaced(admin.clone(), SYSTEM);
+    let pods = pods.list(&ListParams::default().labels(PODS_OF_DRIVER)).await.unwrap();
+    let scheduled = pods.iter().filter_map(|pod| Some((pod.spec.as_ref()?.node_name.clone()?, pod)));
+    scheduled.map(|(node, pod)| (node, owner_reference(pod))).collect()
+}
+
 fn owner_reference(pod: &Pod) -> OwnerReference {
     OwnerReference {
         api_version: "v1".to_owned(),
@@ -391,18 +475,17 @@ async fn create<K: Clone + fmt::Debug + Serialize + DeserializeOwned>(api: &Api<
     api.create(&PostParams::default(), &serde_json::from_value(object).unwrap()).await.unwrap()
 }
 
-/// Returns `true` if the PersistentVolume stays until its data is deleted.
-fn is_held(volume: &PersistentVolume) -> bool {
-    volume.finalizers().iter().any(|name| name == crate::objects::pv::FINALIZER)
-}
-
 async fn until<K: KubernetesObject>(api: &Api<K>, name: &str, done: impl Fn(&K) -> bool) -> K {
     eventually(name, || async { api.get(name).await.ok().filter(|object| done(object)) }).await
 }
 
-/// Waits until a store has no volumes.
 async fn until_empty(store: &FakeStore) {
     eventually("no volumes", || async { store.state().volumes.is_empty().then_some(()) }).await;
+}
+
+/// Waits until each volume of a store is confirmed.
+async fn until_none_pending(store: &FakeStore) {
+    eventually("no pending volume", || async { store.state().pending.is_empty().then_some(()) }).await;
 }
 
 async fn eventually<T, F: Future<Output = Option<T>>>(what: &str, mut attempt: impl FnMut() -> F) -> T {
@@ -435,8 +518,7 @@ async fn claim_is_provisioned_expanded_and_deleted() {
     assert_eq!(cluster.volumes.capacity(&volume.name_any()), Some(Bytes(MIB)));
     cluster.event("data", "ProvisioningSucceeded").await;
 
-    cluster.request_size("data", "4Mi").await;
-    let expanded = until(&cluster.claims(), "data", |claim| size_of(claim) == Some(Bytes(4 * MIB))).await;
+    let expanded = cluster.expand("data", "4Mi").await;
     assert_eq!((ResizeStatus::of(&expanded), conditions(&expanded)), (None, vec![]));
     assert_eq!(cluster.volumes.capacity(&volume.name_any()), Some(Bytes(4 * MIB)));
     cluster.event("data", "VolumeResizeSuccessful").await;
@@ -448,28 +530,11 @@ async fn claim_is_provisioned_expanded_and_deleted() {
     let infeasible = until(&cluster.claims(), "data", refused).await;
     assert_eq!(conditions(&infeasible), ["Resizing", "ControllerResizeError"]);
     assert!(cluster.event("data", "VolumeResizeFailed").await.contains("available"));
-    cluster.request_size("data", "8Mi").await;
-    let expanded = until(&cluster.claims(), "data", |claim| size_of(claim) == Some(Bytes(8 * MIB))).await;
+    let expanded = cluster.expand("data", "8Mi").await;
     assert_eq!((ResizeStatus::of(&expanded), conditions(&expanded)), (None, vec![]));
 
-    cluster.delete_claim("data").await;
-    cluster.wait_until_deleted(&cluster.objects(), &volume.name_any()).await;
+    cluster.delete_claim_of(&volume).await;
     assert!(cluster.volumes.state().volumes.is_empty());
-    cluster.finish([provisioner]).await;
-}
-
-#[tokio::test]
-async fn metrics_count_writes_of_claims() {
-    let cluster = TestCluster::connect().await;
-    let provisioner = cluster.provisioner().await;
-    provisioner.until_ready().await;
-    cluster.claim("data", json!({})).await;
-    let volume = cluster.bound("data").await;
-    cluster.request_size("data", "4Mi").await;
-    until(&cluster.claims(), "data", |claim| size_of(claim) == Some(Bytes(4 * MIB))).await;
-    cluster.delete_claim("data").await;
-    cluster.wait_until_deleted(&cluster.objects(), &volume.name_any()).await;
-
     let lines = [
         r#"operations_total{operation="provision",result="success",reason=""} "#,
         r#"operations_total{operation="resize",result="success",reason=""} "#,
@@ -487,48 +552,32 @@ async fn metrics_count_writes_of_claims() {
     cluster.finish([provisioner]).await;
 }
 
-#[tokio::test]
-async fn deleted_claim_leaves_nothing() {
-    let cluster = TestCluster::connect().await;
-    // A provisioner was killed after it created the volume and before it created the PersistentVolume.
-    let claim = cluster.claim("deleted", json!({})).await;
-    let id = crate::objects::ownership::volume_id_for(&claim).unwrap();
-    cluster.volumes.add(id.as_str());
-    cluster.volumes.state().pending.insert(id.clone(), ClaimRecord::of(&claim));
-    cluster.delete_claim("deleted").await;
-    cluster.wait_until_deleted(&cluster.claims(), "deleted").await;
-    let provisioner = cluster.provisioner().await;
-    until_empty(&cluster.volumes).await;
-    assert!(cluster.objects().get_opt(id.as_str()).await.unwrap().is_none());
-    cluster.finish([provisioner]).await;
-}
-
 /// The provisioner is killed many times at random moments. Every claim ends with one volume and one PersistentVolume, or none.
 #[tokio::test]
 async fn random_kills_leave_one_volume_each() {
     let cluster = TestCluster::connect().await;
     let mut provisioner = cluster.provisioner().await;
+    let mut claims = Vec::new();
     for number in 0..24 {
-        cluster.claim(&format!("c{number}"), json!({})).await;
+        let name = format!("c{number}");
+        cluster.claim(&name, json!({})).await;
         if number % 3 == 0 {
             provisioner.kill().await;
             provisioner = cluster.provisioner().await;
         }
         if number % 4 == 0 {
-            cluster.delete_claim(&format!("c{number}")).await;
+            cluster.delete_claim(&name).await;
+        } else {
+            claims.push(name);
         }
     }
     let mut names = Vec::new();
-    for number in (0..24).filter(|number| number % 4 != 0) {
-        names.push(cluster.bound(&format!("c{number}")).await.name_any());
+    for claim in &claims {
+        names.push(cluster.bound(claim).await.name_any());
     }
     names.sort();
-    let stored = || cluster.volumes.state().volumes.keys().map(ToString::to_string).collect::<Vec<_>>();
-    eventually("no orphans", || async { (stored() == names).then_some(()) }).await;
-    for number in (0..24).filter(|number| number % 4 != 0) {
-        cluster.delete_claim(&format!("c{number}")).await;
-    }
-    eventually("all deleted", || async { stored().is_empty().then_some(()) }).await;
+    eventually("no orphans", || async { (cluster.stored() == names).then_some(()) }).await;
+    cluster.delete_claims(&claims.iter().map(String::as_str).collect::<Vec<_>>()).await;
     cluster.finish([provisioner]).await;
 }
 
@@ -554,7 +603,6 @@ async fn late_store_serves_waiting_claims() {
         (claim.status?.phase.as_deref() == Some("Bound")).then_some(())
     })
     .await;
-    cluster.delete_claim("patient").await;
-    until_empty(&cluster.volumes).await;
+    cluster.delete_claims(&["patient"]).await;
     cluster.finish([provisioner]).await;
 }

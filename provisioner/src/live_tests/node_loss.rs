@@ -13,23 +13,18 @@ use crate::loss::NodeLoss;
 use crate::objects::ownership::SELECTED_NODE;
 use crate::objects::snapshot;
 
-const OPT_IN: [&str; 2] = [
+pub(super) const OPT_IN: [&str; 2] = [
     include_str!("../../../csi/deploy/node-loss/rbac.yaml"),
     include_str!("../../../csi/deploy/node-loss/admission.yaml"),
 ];
 
-const THERE: &str = "node-b";
 /// The node that is deleted. No provisioner runs there: the tests create its PersistentVolumes.
 const LOST: &str = "node-c";
 /// A disk that no remaining node has.
 const OTHER_DISK: &str = "5a1e6f0c-0000-4000-8000-000000000001";
 
 impl TestCluster {
-    async fn create_node(&self) {
-        self.create_node_named(LOST).await;
-    }
-
-    async fn create_node_named(&self, name: &str) {
+    async fn create_node(&self, name: &str) {
         let labels = json!({"topology.csi.loopfs.dev/node": name});
         let node = json!({"metadata": {"name": name, "labels": labels}});
         create::<Node>(&Api::all(self.admin.clone()), node).await;
@@ -40,11 +35,7 @@ impl TestCluster {
         create::<CSINode>(&Api::all(self.admin.clone()), csi).await;
     }
 
-    async fn delete_node(&self) {
-        self.delete_node_named(LOST).await;
-    }
-
-    async fn delete_node_named(&self, name: &str) {
+    async fn delete_node(&self, name: &str) {
         let nodes: Api<Node> = Api::all(self.admin.clone());
         nodes.delete(name, &DeleteParams::default()).await.unwrap();
         let registered: Api<CSINode> = Api::all(self.admin.clone());
@@ -66,40 +57,37 @@ impl TestCluster {
         // No provisioner runs, so none serves the claim until its PersistentVolume exists.
         let selected = json!({"metadata": {"annotations": {SELECTED_NODE: node}}});
         self.claim(name, selected).await;
-        let has_provisioner = |claim: &PersistentVolumeClaim| {
-            claim.annotations().contains_key("volume.kubernetes.io/storage-provisioner")
-        };
+        let has_provisioner = |claim: &PersistentVolumeClaim| ownership::provisioner(claim).is_some();
         let claim = until(&self.claims(), name, has_provisioner).await;
-        let key = "topology.csi.loopfs.dev/node";
-        let terms = json!([{"matchExpressions": [{"key": key, "operator": "In", "values": [node]}]}]);
         let id = format!("pvc-{}", claim.uid().unwrap());
         let mut volume = json!({
             "metadata": {
-                "name": id, "uid": null, "resourceVersion": null, "labels": {"csi.loopfs.dev/node": node},
+                "name": id, "uid": null, "resourceVersion": null,
                 "finalizers": ["external-provisioner.volume.kubernetes.io/finalizer"],
                 "annotations": {
                     "csi.loopfs.dev/on-node-loss": policy, "csi.loopfs.dev/node-loss-grace-seconds": "1",
                 },
             },
             "spec": {
-                "storageClassName": self.class, "nodeAffinity": {"required": {"nodeSelectorTerms": terms}},
+                "storageClassName": self.class,
                 "claimRef": {"namespace": self.namespace, "name": name, "uid": claim.uid()},
                 "csi": {"volumeHandle": id, "volumeAttributes": {"csi.loopfs.dev/filesystem-uuid": OTHER_DISK}},
             },
             "status": null,
         });
         fixtures::merge_keeping_nulls(&mut volume, change);
-        create(&self.objects(), serde_json::to_value(fixtures::volume(volume)).unwrap()).await;
+        create(&self.objects(), serde_json::to_value(fixtures::volume_on(node, volume)).unwrap()).await;
         let volume = self.bound(name).await;
         (self.claims().get(name).await.unwrap(), volume)
     }
 
-    async fn event_about(&self, volume: &PersistentVolume, word: &str) {
-        self.event_in("default", &volume.name_any(), "NodeLost", word).await;
+    async fn assert_claim_stays(&self, claim: &PersistentVolumeClaim) {
+        let found = self.claims().get(&claim.name_any()).await.unwrap();
+        assert_eq!((found.uid(), found.metadata.deletion_timestamp), (claim.uid(), None));
     }
 
-    async fn wait_until_removed(&self, volume: &PersistentVolume) {
-        self.wait_until_deleted(&self.objects(), &volume.name_any()).await;
+    async fn event_about(&self, volume: &PersistentVolume, word: &str) {
+        self.event_in("default", &volume.name_any(), "NodeLost", word).await;
     }
 }
 
@@ -107,22 +95,17 @@ fn checking_nodes(mode: NodeLoss) -> Duties {
     Duties { node_loss: controllers::checking(mode), ..controllers::ONLY_PLACEMENT }
 }
 
-fn is_released(volume: &PersistentVolume) -> bool {
-    volume.status.as_ref().and_then(|status| status.phase.as_deref()) == Some("Released")
-}
-
 #[tokio::test]
 async fn deleted_nodes_claim_is_recreated_elsewhere() {
-    let cluster = TestCluster::connect().await;
-    cluster.opt_in(&OPT_IN).await;
-    cluster.create_node().await;
+    let cluster = TestCluster::connect_with(&OPT_IN).await;
+    cluster.create_node(LOST).await;
     let (claim, volume) = cluster.claim_on(LOST, "data", "deleteClaim", json!({})).await;
     // A dry run only reports.
     let dry_run = cluster.controller_checking_nodes(NodeLoss::DryRun).await;
-    cluster.delete_node().await;
+    cluster.delete_node(LOST).await;
     cluster.event_about(&volume, "if the driver ran with --node-loss=enforce").await;
     dry_run.stop().await;
-    assert_eq!(cluster.claims().get("data").await.unwrap().uid(), claim.uid());
+    cluster.assert_claim_stays(&claim).await;
 
     let running = [cluster.provisioner().await, cluster.controller_checking_nodes(NodeLoss::Enforce).await];
     let is_old = |found: Option<PersistentVolumeClaim>| found.is_some_and(|found| found.uid() == claim.uid());
@@ -138,20 +121,15 @@ async fn deleted_nodes_claim_is_recreated_elsewhere() {
     assert_eq!(bound.labels()["csi.loopfs.dev/node"], HERE);
     assert_eq!(cluster.claims().get("data").await.unwrap().uid(), recreated.uid());
 
-    cluster.delete_claim("data").await;
-    cluster.wait_until_removed(&bound).await;
-    for process in running {
-        process.stop().await;
-    }
-    cluster.opt_out(&OPT_IN).await;
-    cluster.finish([]).await;
+    cluster.delete_claim_of(&bound).await;
+    cluster.finish(running).await;
 }
 
 #[tokio::test]
 async fn claims_of_unready_node_are_reported() {
     let cluster = TestCluster::connect().await;
     // No kubelet runs there that would report that the node is ready.
-    cluster.create_node().await;
+    cluster.create_node(LOST).await;
     let retained =
         json!({"spec": {"persistentVolumeReclaimPolicy": "Retain"}, "metadata": {"finalizers": null}});
     let (_claim, volume) = cluster.claim_on(LOST, "data", "retain", retained).await;
@@ -159,34 +137,29 @@ async fn claims_of_unready_node_are_reported() {
     let duties = Duties { unready_nodes: timing, ..controllers::ONLY_PLACEMENT };
     let controller = cluster.controller(duties).await;
     assert!(cluster.event("data", "NodeNotReady").await.contains(LOST));
-    let reports = async |volumes: usize| {
-        let line = format!("\nloopfs_controller_volumes_on_unready_nodes {volumes}\n");
-        eventually(&line, || async { controller.page("/metrics").await.contains(&line).then_some(()) }).await;
-    };
-    reports(1).await;
+    controller.until_metrics(&["loopfs_controller_volumes_on_unready_nodes 1"]).await;
 
     let nodes: Api<Node> = Api::all(cluster.admin.clone());
     let ready = json!({"status": {"conditions": [{"type": "Ready", "status": "True"}]}});
     nodes.patch_status(LOST, &PatchParams::default(), &Patch::Merge(ready)).await.unwrap();
-    reports(0).await;
+    controller.until_metrics(&["loopfs_controller_volumes_on_unready_nodes 0"]).await;
     controller.stop().await;
     cluster.delete_claim("data").await;
     cluster.remove_objects(&[&volume.name_any()]).await;
-    cluster.delete_node().await;
+    cluster.delete_node(LOST).await;
     cluster.finish([]).await;
 }
 
 /// The controller loses the API server after each of its writes, and then the node is back.
 #[tokio::test]
 async fn node_that_returns_keeps_its_data() {
-    let cluster = TestCluster::connect().await;
-    cluster.opt_in(&OPT_IN).await;
+    let cluster = TestCluster::connect_with(&OPT_IN).await;
     let is_ours = |call: &Call| {
         call.is_write() && ["persistentvolumes", "persistentvolumeclaims"].contains(&call.resource.as_str())
     };
     let here = json!({"spec": {"csi": {"volumeAttributes": {"csi.loopfs.dev/filesystem-uuid": fixtures::FILESYSTEM}}}});
     for allowed in 0..3 {
-        cluster.create_node().await;
+        cluster.create_node(LOST).await;
         let name = format!("data-{allowed}");
         let (_claim, volume) = cluster.claim_on(LOST, &name, "deleteClaim", here.clone()).await;
         let store = Arc::new(FakeStore::of_size(Bytes(64 * MIB)));
@@ -200,26 +173,24 @@ async fn node_that_returns_keeps_its_data() {
         let before = api_server.now();
         let enforce = checking_nodes(NodeLoss::Enforce);
         let controller = cluster.controller_through(&api_server, "only", enforce).await;
-        cluster.delete_node().await;
+        cluster.delete_node(LOST).await;
         let stalls = |call: &Call, fault: Option<Fault>| is_ours(call) && fault == Some(Fault::Silence);
         api_server.until(before, 1, "the controller loses the API server", stalls).await;
         controller.kill().await;
 
-        cluster.create_node().await;
+        cluster.create_node(LOST).await;
         let (admin, traffic) = (cluster.admin.clone(), ApiTraffic::default());
         let pod = cluster.pod_of(HERE).await;
         let provisioner = Provisioner::start(LOST, &store, pod, Options::default(), admin, traffic).await;
         // Its turn is after that of the older PersistentVolume.
         cluster.claim("new", json!({"metadata": {"annotations": {SELECTED_NODE: LOST}}})).await;
         let new = cluster.bound("new").await;
-        cluster.delete_claim("new").await;
-        cluster.wait_until_removed(&new).await;
+        cluster.delete_claim_of(&new).await;
         assert!(store.state().volumes.contains_key(&id), "after {allowed} writes");
         provisioner.stop().await;
-        cluster.delete_node().await;
+        cluster.delete_node(LOST).await;
         cluster.remove_volumes().await;
     }
-    cluster.opt_out(&OPT_IN).await;
     cluster.finish([]).await;
 }
 
@@ -231,7 +202,7 @@ async fn deleted_nodes_deleted_snapshot_is_released() {
     // Both policies apply to the controller, if both components are there.
     let opt_in = [OPT_IN[0], OPT_IN[1], include_str!("../../../csi/deploy/snapshots/admission.yaml")];
     cluster.opt_in(&opt_in).await;
-    cluster.create_node().await;
+    cluster.create_node(LOST).await;
     let bound = "snapshot.storage.kubernetes.io/volumesnapshotcontent-bound-protection";
     let content = json!({
         "apiVersion": "snapshot.storage.k8s.io/v1", "kind": "VolumeSnapshotContent",
@@ -247,7 +218,7 @@ async fn deleted_nodes_deleted_snapshot_is_released() {
     let contents: Api<DynamicObject> = Api::all_with(cluster.admin.clone(), &snapshot::content_resource());
     create(&contents, content).await;
     contents.delete(&cluster.namespace, &DeleteParams::default()).await.unwrap();
-    cluster.delete_node().await;
+    cluster.delete_node(LOST).await;
     let controller = cluster.controller_checking_nodes(NodeLoss::Enforce).await;
     let (_, its_node) = controllers::kubeconfig();
     cluster.event_in("default", &its_node, "NodeLost", &cluster.namespace).await;
@@ -262,50 +233,42 @@ async fn deleted_nodes_deleted_snapshot_is_released() {
 #[tokio::test]
 async fn several_missing_nodes_prevent_deletion() {
     const ALSO_LOST: &str = "node-d";
-    let cluster = TestCluster::connect().await;
-    cluster.opt_in(&OPT_IN).await;
-    cluster.create_node().await;
-    cluster.create_node_named(ALSO_LOST).await;
+    let cluster = TestCluster::connect_with(&OPT_IN).await;
+    cluster.create_node(LOST).await;
+    cluster.create_node(ALSO_LOST).await;
     let (claim, volume) = cluster.claim_on(LOST, "data", "deleteClaim", json!({})).await;
     let (_, other) = cluster.claim_on(ALSO_LOST, "other", "deleteVolume", json!({})).await;
     let controller = cluster.controller_checking_nodes(NodeLoss::Enforce).await;
-    cluster.delete_node().await;
-    cluster.delete_node_named(ALSO_LOST).await;
+    cluster.delete_node(LOST).await;
+    cluster.delete_node(ALSO_LOST).await;
     let (_, its_node) = controllers::kubeconfig();
     let both = format!("{LOST:?}, {ALSO_LOST:?}");
     let note = cluster.event_in("default", &its_node, "NodeLost", &both).await;
     assert!(note.contains("more than the 20 % of --node-loss-at-most"), "{note}");
-    eventually("the metrics count the volumes", || async {
-        let line = "\nloopfs_controller_volumes_on_deleted_nodes 2\n";
-        controller.page("/metrics").await.contains(line).then_some(())
-    })
-    .await;
+    controller.until_metrics(&["loopfs_controller_volumes_on_deleted_nodes 2"]).await;
 
     // One of them is registered again, and the other one is really lost.
-    cluster.create_node().await;
+    cluster.create_node(LOST).await;
     cluster.event_about(&other, "objects of PersistentVolume").await;
     until(&cluster.objects(), &other.name_any(), |volume| volume.metadata.deletion_timestamp.is_some()).await;
+    cluster.assert_claim_stays(&claim).await;
     let kept = cluster.objects().get(&volume.name_any()).await.unwrap();
-    let claimed = cluster.claims().get("data").await.unwrap();
-    assert_eq!(claimed.uid(), claim.uid());
-    assert_eq!((kept.metadata.deletion_timestamp, claimed.metadata.deletion_timestamp), (None, None));
+    assert_eq!(kept.metadata.deletion_timestamp, None);
     controller.stop().await;
-    cluster.delete_node().await;
-    cluster.opt_out(&OPT_IN).await;
+    cluster.delete_node(LOST).await;
     cluster.finish([]).await;
 }
 
 /// The administrator mounts the right disk while the provisioner deletes the objects of its volumes.
 #[tokio::test]
 async fn disk_that_returns_keeps_its_data() {
-    let cluster = TestCluster::connect().await;
-    cluster.opt_in(&OPT_IN).await;
+    let cluster = TestCluster::connect_with(&OPT_IN).await;
     let (claim, volume) = cluster.claim_on(HERE, "data", "deleteClaim", json!({})).await;
     let api_server = FaultyApiServer::before(&cluster, HERE).await;
     let marks = |call: &Call, _: Option<Fault>| call.is("delete", "persistentvolumes");
     api_server.set(move |call| marks(call, None).then_some(Fault::Late));
     let options = Options { node_loss: NodeLoss::Enforce, ..Options::default() };
-    let provisioner = api_server.provisioner(&cluster, (HERE, &cluster.volumes), TIMEOUTS, options).await;
+    let provisioner = api_server.provisioner(&cluster, TIMEOUTS, options).await;
     cluster.event_in(&cluster.namespace, "data", "NodeLost", OTHER_DISK).await;
     api_server.until(0, 1, "the provisioner marks the PersistentVolume", marks).await;
     let id = cluster.volumes.add(&volume.name_any());
@@ -316,16 +279,12 @@ async fn disk_that_returns_keeps_its_data() {
     api_server.until(healed, 1, "the provisioner reads the claim again", reads).await;
     cluster.claim("new", json!({})).await;
     let new = cluster.bound("new").await;
-    let claimed = cluster.claims().get("data").await.unwrap();
-    assert_eq!((claimed.uid(), claimed.metadata.deletion_timestamp), (claim.uid(), None));
+    cluster.assert_claim_stays(&claim).await;
     let kept = cluster.objects().get(&volume.name_any()).await.unwrap();
-    assert!(crate::objects::pv::has_finalizer(&kept));
+    assert!(pv::has_finalizer(&kept));
     assert!(cluster.volumes.state().volumes.contains_key(&id));
-    cluster.delete_claim("new").await;
-    cluster.wait_until_removed(&new).await;
-    provisioner.stop().await;
-    cluster.opt_out(&OPT_IN).await;
-    cluster.finish([]).await;
+    cluster.delete_claim_of(&new).await;
+    cluster.finish([provisioner]).await;
 }
 
 /// The leader loses the API server between its decision and the deletion of a claim. The next leader deletes the claim. When the first
@@ -333,9 +292,8 @@ async fn disk_that_returns_keeps_its_data() {
 #[tokio::test]
 async fn leader_changes_during_a_node_loss() {
     const CLAIMS: &str = "persistentvolumeclaims";
-    let cluster = TestCluster::connect().await;
-    cluster.opt_in(&OPT_IN).await;
-    cluster.create_node().await;
+    let cluster = TestCluster::connect_with(&OPT_IN).await;
+    cluster.create_node(LOST).await;
     let (_claim, volume) = cluster.claim_on(LOST, "data", "deleteClaim", json!({})).await;
     let api_server = FaultyApiServer::in_front_of(&cluster, controllers::kubeconfig().0).await;
     let enforce = || checking_nodes(NodeLoss::Enforce);
@@ -346,7 +304,7 @@ async fn leader_changes_during_a_node_loss() {
         call => (call.resource == "leases").then_some(Fault::Silence),
     });
     let before = api_server.now();
-    cluster.delete_node().await;
+    cluster.delete_node(LOST).await;
     let deletes = |call: &Call, _: Option<Fault>| call.is("delete", CLAIMS);
     api_server.until(before, 1, "the first leader deletes the claim", deletes).await;
     assert!(first.leads().await);
@@ -362,23 +320,16 @@ async fn leader_changes_during_a_node_loss() {
     api_server.heal();
     let arrives = |call: &Call, fault: Option<Fault>| call.is("delete", CLAIMS) && fault.is_none();
     api_server.until(late, 1, "the first leader's request arrives", arrives).await;
-    let claim = cluster.claims().get("data").await.unwrap();
-    assert_eq!((claim.uid(), &claim.metadata.deletion_timestamp), (recreated.uid(), &None));
+    cluster.assert_claim_stays(&recreated).await;
     first.kill().await;
-    cluster.delete_claim("data").await;
-    cluster.wait_until_removed(&bound).await;
-    for process in [provisioner, second] {
-        process.stop().await;
-    }
-    cluster.opt_out(&OPT_IN).await;
-    cluster.finish([]).await;
+    cluster.delete_claim_of(&bound).await;
+    cluster.finish([provisioner, second]).await;
 }
 
 #[tokio::test]
 async fn no_fault_proves_a_node_deletion() {
-    let cluster = TestCluster::connect().await;
-    cluster.opt_in(&OPT_IN).await;
-    cluster.create_node().await;
+    let cluster = TestCluster::connect_with(&OPT_IN).await;
+    cluster.create_node(LOST).await;
     let (claim, volume) = cluster.claim_on(LOST, "data", "deleteClaim", json!({})).await;
     // The driver is not registered, so the controller reads the Node.
     let registered: Api<CSINode> = Api::all(cluster.admin.clone());
@@ -400,7 +351,7 @@ async fn no_fault_proves_a_node_deletion() {
     let check = async || {
         let checked = api_server.now();
         let change = json!({"metadata": {"annotations": {"checked": checked.to_string()}}});
-        registered.patch(THERE, &PatchParams::default(), &Patch::Merge(change)).await.unwrap();
+        cluster.change(&registered, THERE, change).await;
         api_server.until(checked, 1, "the controller reads the Node", reads_node).await;
     };
     // These checks take longer than the grace time.
@@ -408,8 +359,7 @@ async fn no_fault_proves_a_node_deletion() {
     while api_server.count(0, is_last) < 5 {
         check().await;
     }
-    let found = cluster.claims().get("data").await.unwrap();
-    assert_eq!((found.uid(), found.metadata.deletion_timestamp), (claim.uid(), None));
+    cluster.assert_claim_stays(&claim).await;
 
     api_server.heal();
     check().await;
@@ -418,16 +368,13 @@ async fn no_fault_proves_a_node_deletion() {
     check().await;
     cluster.wait_until_deleted(&cluster.claims(), "data").await;
     cluster.wait_until_removed(&volume).await;
-    controller.stop().await;
-    cluster.opt_out(&OPT_IN).await;
-    cluster.finish([]).await;
+    cluster.finish([controller]).await;
 }
 
 #[tokio::test]
 async fn deleted_nodes_retained_volumes_are_kept() {
-    let cluster = TestCluster::connect().await;
-    cluster.opt_in(&OPT_IN).await;
-    cluster.create_node().await;
+    let cluster = TestCluster::connect_with(&OPT_IN).await;
+    cluster.create_node(LOST).await;
     let retain =
         json!({"spec": {"persistentVolumeReclaimPolicy": "Retain"}, "metadata": {"finalizers": null}});
     let (_, kept) = cluster.claim_on(LOST, "kept", "retain", json!({})).await;
@@ -435,10 +382,10 @@ async fn deleted_nodes_retained_volumes_are_kept() {
     let (_, bound) = cluster.claim_on(LOST, "bound", "deleteVolume", json!({})).await;
     // This volume is released before its node is deleted, and waits for its node.
     cluster.delete_claim("kept").await;
-    until(&cluster.objects(), &kept.name_any(), is_released).await;
+    cluster.until_in_phase(&kept.name_any(), "Released").await;
 
     let controller = cluster.controller_checking_nodes(NodeLoss::Enforce).await;
-    cluster.delete_node().await;
+    cluster.delete_node(LOST).await;
     cluster.event_about(&kept, "is kept: bring").await;
     cluster.event_about(&recorded, "is deleted, so that it can be recreated on another node").await;
     cluster.event_about(&bound, "Kubernetes removes it when its claim is deleted").await;
@@ -447,92 +394,32 @@ async fn deleted_nodes_retained_volumes_are_kept() {
     let marked = cluster.objects().get(&bound.name_any()).await.unwrap();
     assert!(marked.metadata.deletion_timestamp.is_some());
     assert!(cluster.claims().get("bound").await.unwrap().metadata.deletion_timestamp.is_none());
-    cluster.delete_claim("bound").await;
-    cluster.wait_until_removed(&bound).await;
+    cluster.delete_claim_of(&bound).await;
     for volume in [&kept, &recorded] {
         let found = cluster.objects().get(&volume.name_any()).await.unwrap();
-        assert!(is_released(&found) && found.metadata.deletion_timestamp.is_none());
+        assert!(pv::phase(&found) == Some("Released") && found.metadata.deletion_timestamp.is_none());
     }
     // An administrator gives up the data of one volume.
     let give_up = json!({"metadata": {"annotations": {"csi.loopfs.dev/on-node-loss": "deleteVolume"}}});
-    cluster.objects().patch(&kept.name_any(), &PatchParams::default(), &Patch::Merge(give_up)).await.unwrap();
+    cluster.change(&cluster.objects(), &kept.name_any(), give_up).await;
     controller.stop().await;
     let controller = cluster.controller_checking_nodes(NodeLoss::Enforce).await;
     cluster.wait_until_removed(&kept).await;
-    controller.stop().await;
-    cluster.objects().delete(&recorded.name_any(), &DeleteParams::default()).await.unwrap();
-    cluster.opt_out(&OPT_IN).await;
-    cluster.finish([]).await;
+    cluster.finish([controller]).await;
 }
 
 #[tokio::test]
 async fn another_disk_loses_the_earlier_volumes() {
-    let cluster = TestCluster::connect().await;
-    cluster.opt_in(&OPT_IN).await;
+    let cluster = TestCluster::connect_with(&OPT_IN).await;
     let (_, old) = cluster.claim_on(HERE, "old", "deleteClaim", json!({})).await;
     let here = json!({"spec": {"csi": {"volumeAttributes": {"csi.loopfs.dev/filesystem-uuid": fixtures::FILESYSTEM}}}});
     let (_, present) = cluster.claim_on(HERE, "present", "deleteClaim", here).await;
     let options = Options { node_loss: NodeLoss::Enforce, ..Options::default() };
-    let provisioner = cluster.provisioner_with(HERE, &cluster.volumes, options).await;
+    let provisioner = cluster.provisioner_with(options).await;
     cluster.wait_until_deleted(&cluster.claims(), "old").await;
     cluster.wait_until_removed(&old).await;
     cluster.event_about(&old, OTHER_DISK).await;
     assert!(cluster.claims().get("present").await.unwrap().metadata.deletion_timestamp.is_none());
-    cluster.delete_claim("present").await;
-    cluster.wait_until_removed(&present).await;
-    provisioner.stop().await;
-    cluster.opt_out(&OPT_IN).await;
-    cluster.finish([]).await;
-}
-
-/// Without the component, the manifests let the controller change no PersistentVolume. With it, they let it delete those of deleted
-/// nodes.
-#[tokio::test]
-async fn controller_deletes_volumes_only_if_permitted() {
-    let cluster = TestCluster::connect().await;
-    let (taken_over, its_node) = cluster.controller_client(&ApiTraffic::default()).await;
-    // The scheduler chooses the nodes of the replicas.
-    let there = if its_node == THERE { HERE } else { THERE };
-    let (_, theirs) = cluster.claim_on(there, "theirs", "retain", json!({})).await;
-    let name = theirs.name_any();
-    let volumes: Api<PersistentVolume> = Api::all(taken_over.clone());
-    let claims: Api<PersistentVolumeClaim> = Api::namespaced(taken_over, &cluster.namespace);
-    let delete = async || volumes.delete(&name, &DeleteParams::default()).await.map(drop);
-    let refused = delete().await.unwrap_err().to_string();
-    assert!(refused.contains("cannot delete resource \"persistentvolumes\""), "{refused}");
-    claims.delete("theirs", &DeleteParams::default()).await.unwrap_err();
-
-    cluster.opt_in(&OPT_IN).await;
-    // Roles take a moment to become effective.
-    eventually("deleted", || async { delete().await.ok() }).await;
-    let patched =
-        async |patch: Patch<Value>| volumes.patch(&name, &PatchParams::default(), &patch).await.map(drop);
-    for change in [
-        json!({"spec": {"persistentVolumeReclaimPolicy": "Retain"}}),
-        json!({"metadata": {"labels": {"csi.loopfs.dev/node": its_node}}}),
-        json!({"metadata": {"annotations": {"csi.loopfs.dev/on-node-loss": "deleteClaim"}}}),
-        json!({"metadata": {"finalizers": ["external-provisioner.volume.kubernetes.io/finalizer"]}}),
-    ] {
-        let refused = patched(Patch::Merge(change)).await.unwrap_err().to_string();
-        assert!(refused.contains("PersistentVolumes of its own node"), "{refused}");
-    }
-    patched(Patch::Strategic(crate::objects::pv::finalizer_patch(&theirs, false))).await.unwrap();
-
-    // A provisioner must not delete claims of other drivers.
-    let foreign = json!({
-        "metadata": {"name": "foreign", "annotations": {SELECTED_NODE: null}},
-        "spec": {"storageClassName": "none"},
-    });
-    cluster.claim("foreign", foreign).await;
-    // A policy takes a moment to become effective, too.
-    eventually("refused", || async {
-        let deleted = claims.delete("foreign", &DeleteParams::default().dry_run()).await;
-        let refusal = deleted.err()?.to_string();
-        refusal.contains("may delete only claims of its own driver").then_some(())
-    })
-    .await;
-    claims.delete("theirs", &DeleteParams::default()).await.unwrap();
-    cluster.wait_until_removed(&theirs).await;
-    cluster.opt_out(&OPT_IN).await;
-    cluster.finish([]).await;
+    cluster.delete_claim_of(&present).await;
+    cluster.finish([provisioner]).await;
 }

@@ -7,13 +7,11 @@ use super::controllers::ONLY_PLACEMENT;
 use super::*;
 use crate::objects::ownership::SELECTED_NODE;
 
-const THERE: &str = "node-b";
-
 fn store_of_mebibytes(mebibytes: u64) -> Arc<FakeStore> {
     Arc::new(FakeStore::of_size(Bytes(mebibytes * MIB)))
 }
 
-fn allowing(node: &str) -> Value {
+pub(super) fn allowing(node: &str) -> Value {
     json!([{"matchLabelExpressions": [{"key": "topology.csi.loopfs.dev/node", "values": [node]}]}])
 }
 
@@ -22,7 +20,7 @@ fn of_size(size: &str) -> Value {
 }
 
 fn is_rescheduled(claim: &PersistentVolumeClaim) -> bool {
-    !claim.annotations().contains_key(SELECTED_NODE)
+    ownership::selected_node(claim).is_none()
 }
 
 fn node_of(volume: &PersistentVolume) -> String {
@@ -32,22 +30,17 @@ fn node_of(volume: &PersistentVolume) -> String {
 impl TestCluster {
     /// Starts a provisioner here, and one with its own store on the other node.
     async fn provisioners(&self, there: &Arc<FakeStore>) -> [Provisioner; 2] {
-        [self.provisioner().await, self.provisioner_on(THERE, there).await]
+        [self.provisioner().await, self.provisioner_on(THERE, there, Options::default()).await]
     }
 
     /// Creates a claim without a selected node.
-    async fn unplaced(&self, name: &str, class: &str, size: &str) -> PersistentVolumeClaim {
+    pub(super) async fn unplaced(&self, name: &str, class: &str, size: &str) -> PersistentVolumeClaim {
         let mut change = of_size(size);
         fixtures::merge_keeping_nulls(
             &mut change,
             json!({"metadata": {"annotations": null}, "spec": {"storageClassName": class}}),
         );
         self.claim(name, change).await
-    }
-
-    pub(super) async fn select(&self, claim: &str, node: &str) {
-        let patch = json!({"metadata": {"annotations": {SELECTED_NODE: node}}});
-        self.claims().patch(claim, &PatchParams::default(), &Patch::Merge(patch)).await.unwrap();
     }
 
     fn pods(&self) -> Api<Pod> {
@@ -81,7 +74,6 @@ impl TestCluster {
         Api::namespaced(self.admin.clone(), SYSTEM)
     }
 
-    /// Returns the capacity that a node publishes for the test's class.
     async fn capacity(&self, node: &str) -> Option<CSIStorageCapacity> {
         let selector = ListParams::default().labels(&format!("csi.loopfs.dev/node={node}"));
         let published = self.capacities().list(&selector).await.unwrap();
@@ -98,29 +90,6 @@ impl TestCluster {
 }
 
 #[tokio::test]
-async fn only_allowed_node_serves_immediate_claim() {
-    let cluster = TestCluster::connect().await;
-    let there = store_of_mebibytes(64);
-    let provisioners = cluster.provisioners(&there).await;
-    let controller = cluster.controller(ONLY_PLACEMENT).await;
-    let allowed = json!({"volumeBindingMode": "Immediate", "allowedTopologies": allowing(THERE)});
-    let class = cluster.another_class("one", allowed).await;
-    cluster.unplaced("now", &class, "1Mi").await;
-    let volume = cluster.bound("now").await;
-    assert_eq!(node_of(&volume), THERE);
-    assert_eq!(there.capacity(&volume.name_any()), Some(Bytes(MIB)));
-    assert!(cluster.volumes.state().volumes.is_empty());
-
-    // The controller selected the node.
-    cluster.request_size("now", "2Mi").await;
-    until(&cluster.claims(), "now", |claim| size_of(claim) == Some(Bytes(2 * MIB))).await;
-    cluster.delete_claim("now").await;
-    cluster.wait_until_deleted(&cluster.objects(), &volume.name_any()).await;
-    controller.stop().await;
-    cluster.finish(provisioners).await;
-}
-
-#[tokio::test]
 async fn ambiguous_immediate_claim_awaits_corrected_class() {
     let cluster = TestCluster::connect().await;
     let there = store_of_mebibytes(64);
@@ -133,12 +102,15 @@ async fn ambiguous_immediate_claim_awaits_corrected_class() {
 
     let corrected = json!({"allowedTopologies": allowing(THERE)});
     let classes: Api<StorageClass> = Api::all(cluster.admin.clone());
-    classes.patch(&class, &PatchParams::default(), &Patch::Merge(corrected)).await.unwrap();
-    assert_eq!(node_of(&cluster.bound("torn").await), THERE);
-    cluster.delete_claim("torn").await;
-    until_empty(&there).await;
-    controller.stop().await;
-    cluster.finish(provisioners).await;
+    cluster.change(&classes, &class, corrected).await;
+    let volume = cluster.bound("torn").await;
+    assert_eq!(node_of(&volume), THERE);
+    assert_eq!(there.capacity(&volume.name_any()), Some(Bytes(MIB)));
+    assert!(cluster.volumes.state().volumes.is_empty());
+    // The controller selected the node.
+    cluster.expand("torn", "2Mi").await;
+    cluster.delete_claim_of(&volume).await;
+    cluster.finish(provisioners.into_iter().chain([controller])).await;
 }
 
 #[tokio::test]
@@ -166,7 +138,7 @@ async fn too_large_claim_is_rescheduled() {
     cluster.select("large", THERE).await;
     assert_eq!(node_of(&cluster.bound("large").await), THERE);
     // The attempt leaves nothing behind.
-    eventually("forgotten", || async { cluster.volumes.state().pending.is_empty().then_some(()) }).await;
+    until_none_pending(&cluster.volumes).await;
     assert!(cluster.volumes.state().volumes.is_empty());
     cluster.delete_claim("large").await;
     until_empty(&there).await;
@@ -214,16 +186,15 @@ async fn published_capacity_follows_free_capacity() {
     cluster.delete_claim("all").await;
     cluster.publishes("node-a", Some("64Mi")).await;
 
-    let lie = json!({"capacity": "1Ei"});
     let name = object.name_any();
-    cluster.capacities().patch(&name, &PatchParams::default(), &Patch::Merge(lie)).await.unwrap();
+    cluster.change(&cluster.capacities(), &name, json!({"capacity": "1Ei"})).await;
     cluster.publishes("node-a", Some("64Mi")).await;
     cluster.capacities().delete(&name, &DeleteParams::default()).await.unwrap();
     cluster.publishes("node-a", Some("64Mi")).await;
 
     let classes: Api<StorageClass> = Api::all(cluster.admin.clone());
     let elsewhere = json!({"allowedTopologies": allowing(THERE)});
-    classes.patch(&cluster.class, &PatchParams::default(), &Patch::Merge(elsewhere)).await.unwrap();
+    cluster.change(&classes, &cluster.class, elsewhere).await;
     cluster.publishes("node-a", None).await;
     cluster.finish([provisioner]).await;
 }
@@ -263,64 +234,6 @@ async fn claim_is_copied_beside_its_source() {
     assert_eq!(node_of(&cluster.bound("misplaced").await), HERE);
     assert!(there.state().volumes.is_empty());
 
-    for claim in ["small", "misplaced", "copy", "original"] {
-        cluster.delete_claim(claim).await;
-    }
-    until_empty(&cluster.volumes).await;
+    cluster.delete_claims(&["small", "misplaced", "copy", "original"]).await;
     cluster.finish(provisioners).await;
-}
-
-/// The manifests deny these writes to the provisioner of each node, even if it is compromised.
-#[tokio::test]
-async fn provisioner_writes_no_foreign_objects() {
-    let cluster = TestCluster::connect().await;
-    let provisioner = cluster.provisioner().await;
-    cluster.publishes("node-a", Some("64Mi")).await;
-    provisioner.stop().await;
-    cluster.claim("theirs", json!({"metadata": {"annotations": {SELECTED_NODE: THERE}}})).await;
-    cluster.claim("ours", json!({"metadata": {"labels": {"a": "b"}}})).await;
-
-    let taken_over = cluster.client_of("node-a", &ApiTraffic::default()).await;
-    let claims: Api<PersistentVolumeClaim> = Api::namespaced(taken_over.clone(), &cluster.namespace);
-    let refused = async |claim: &str, patch: Value| {
-        let patched = claims.patch(claim, &PatchParams::default(), &Patch::Merge(patch)).await;
-        patched.unwrap_err().to_string()
-    };
-    let unselected = json!({"metadata": {"annotations": {SELECTED_NODE: null}}});
-    assert!(refused("theirs", unselected.clone()).await.contains("its own node was selected"));
-    let elsewhere = json!({"metadata": {"annotations": {SELECTED_NODE: THERE}}});
-    assert!(refused("ours", elsewhere).await.contains("only the annotation of the selected node"));
-    let annotated = json!({"metadata": {"annotations": {SELECTED_NODE: null, "more": "x"}}});
-    assert!(refused("ours", annotated).await.contains("only the annotation of the selected node"));
-    let labelled = json!({"metadata": {"annotations": {SELECTED_NODE: null}, "labels": null}});
-    assert!(refused("ours", labelled).await.contains("may not change the spec"));
-    let larger = json!({
-        "metadata": {"annotations": {SELECTED_NODE: null}},
-        "spec": {"resources": {"requests": {"storage": "2Mi"}}},
-    });
-    refused("ours", larger).await;
-    claims.patch("ours", &PatchParams::default(), &Patch::Merge(unselected)).await.unwrap();
-
-    let capacities: Api<CSIStorageCapacity> = Api::namespaced(taken_over, SYSTEM);
-    let name = cluster.capacity("node-a").await.unwrap().name_any();
-    let mut theirs = capacities_object(&cluster.class, THERE);
-    let error = capacities.create(&PostParams::default(), &theirs).await.unwrap_err().to_string();
-    assert!(error.contains("its own node"), "{error}");
-    theirs = capacities_object(&cluster.class, "node-a");
-    capacities.create(&PostParams::default(), &theirs).await.unwrap();
-    capacities.delete(&theirs.name_any(), &DeleteParams::default()).await.unwrap();
-    capacities.delete(&name, &DeleteParams::default()).await.unwrap();
-    cluster.finish([]).await;
-}
-
-fn capacities_object(class: &str, node: &str) -> CSIStorageCapacity {
-    serde_json::from_value(json!({
-        "metadata": {
-            "name": format!("{node}-0123456789abcdef"),
-            "labels": {"csi.loopfs.dev/node": node, "csi.storage.k8s.io/drivername": "csi.loopfs.dev"},
-        },
-        "storageClassName": class, "capacity": "1Ei",
-        "nodeTopology": {"matchLabels": {"topology.csi.loopfs.dev/node": node}},
-    }))
-    .unwrap()
 }

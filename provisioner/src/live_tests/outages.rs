@@ -9,37 +9,22 @@ use crate::api::connection::Timeouts;
 
 impl FaultyApiServer {
     async fn usual_provisioner(&self, cluster: &TestCluster) -> Provisioner {
-        let node = (HERE, &cluster.volumes);
-        self.provisioner(cluster, node, Timeouts::default(), Options::default()).await
+        self.provisioner(cluster, Timeouts::default(), Options::default()).await
     }
 }
 
 impl TestCluster {
-    pub(super) fn stored(&self) -> Vec<String> {
-        self.volumes.state().volumes.keys().map(ToString::to_string).collect()
-    }
-
     /// Checks that there is one volume and one PersistentVolume, none of them pending.
     async fn expect_one_of_each(&self, claim: &str) {
         let object = self.bound(claim).await.name_any();
         assert_eq!(self.stored(), [object.as_str()]);
         let objects = self.objects().list(&ListParams::default()).await.unwrap();
-        let of_claim = objects.iter().filter(|object| {
-            let claim_ref = object.spec.as_ref().and_then(|spec| spec.claim_ref.as_ref());
-            claim_ref.is_some_and(|claim_ref| claim_ref.namespace.as_ref() == Some(&self.namespace))
-        });
-        assert_eq!(of_claim.count(), 1);
-        let none_pending = || self.volumes.state().pending.is_empty().then_some(());
-        eventually("no pending volume", || async { none_pending() }).await;
+        assert_eq!(objects.iter().filter(|object| self.is_of_this_test(object)).count(), 1);
+        until_none_pending(&self.volumes).await;
     }
 
     async fn volume_exists(&self) {
         eventually("a volume", || async { (self.stored().len() == 1).then_some(()) }).await;
-    }
-
-    async fn delete_claim_and_wait(&self, claim: &str) {
-        self.delete_claim(claim).await;
-        eventually("deleted", || async { self.stored().is_empty().then_some(()) }).await;
     }
 }
 
@@ -56,7 +41,7 @@ async fn outage_after_volume_creation_duplicates_nothing() {
         assert!(cluster.objects().get_opt(&id).await.unwrap().is_none(), "the API server was unreachable");
         api_server.heal();
         cluster.expect_one_of_each(claim).await;
-        cluster.delete_claim_and_wait(claim).await;
+        cluster.delete_claims(&[claim]).await;
     }
     cluster.finish([provisioner]).await;
 }
@@ -66,8 +51,7 @@ async fn new_connections_end_a_silent_outage() {
     let cluster = TestCluster::connect().await;
     let api_server = FaultyApiServer::before(&cluster, HERE).await;
     let timeouts = Timeouts { request: Duration::from_secs(2), silence: Duration::from_secs(3), ..TIMEOUTS };
-    let node = (HERE, &cluster.volumes);
-    let provisioner = api_server.provisioner(&cluster, node, timeouts, Options::default()).await;
+    let provisioner = api_server.provisioner(&cluster, timeouts, Options::default()).await;
     cluster.claim("before", json!({})).await;
     cluster.bound("before").await;
 
@@ -89,10 +73,7 @@ async fn new_connections_end_a_silent_outage() {
     cluster.claim("after", json!({})).await;
     cluster.bound("after").await;
 
-    for claim in ["before", "during", "after"] {
-        cluster.delete_claim(claim).await;
-    }
-    eventually("deleted", || async { cluster.stored().is_empty().then_some(()) }).await;
+    cluster.delete_claims(&["before", "during", "after"]).await;
     cluster.finish([provisioner]).await;
 }
 
@@ -108,27 +89,22 @@ async fn crash_after_volume_leaves_no_orphan() {
         provisioner.kill().await;
         api_server.heal();
         assert_eq!(cluster.volumes.state().pending.len(), 1);
+        let id = cluster.stored().remove(0);
         if deletes_claim {
-            cluster.delete_claim_without_provisioner("a", &api_server).await;
-            continue;
+            cluster.delete_claim("a").await;
+            cluster.wait_until_deleted(&cluster.claims(), "a").await;
         }
         let next = api_server.usual_provisioner(&cluster).await;
-        cluster.expect_one_of_each("a").await;
-        cluster.delete_claim_and_wait("a").await;
+        if deletes_claim {
+            until_empty(&cluster.volumes).await;
+            assert!(cluster.objects().get_opt(&id).await.unwrap().is_none());
+        } else {
+            cluster.expect_one_of_each("a").await;
+            cluster.delete_claims(&["a"]).await;
+        }
         next.stop().await;
     }
     cluster.finish([]).await;
-}
-
-impl TestCluster {
-    /// Deletes the claim while no provisioner runs. Waits until the next one has deleted the volume.
-    async fn delete_claim_without_provisioner(&self, claim: &str, api_server: &FaultyApiServer) {
-        self.delete_claim(claim).await;
-        self.wait_until_deleted(&self.claims(), claim).await;
-        let next = api_server.usual_provisioner(self).await;
-        eventually("no orphan", || async { self.stored().is_empty().then_some(()) }).await;
-        next.stop().await;
-    }
 }
 
 /// Each fault of the watch, once, before a claim is created.
@@ -136,8 +112,7 @@ impl TestCluster {
 async fn claim_is_served_after_watch_fault() {
     let cluster = TestCluster::connect().await;
     let api_server = FaultyApiServer::before(&cluster, HERE).await;
-    let node = (HERE, &cluster.volumes);
-    let provisioner = api_server.provisioner(&cluster, node, TIMEOUTS, Options::default()).await;
+    let provisioner = api_server.provisioner(&cluster, TIMEOUTS, Options::default()).await;
     let begins =
         |call: &Call, fault: Option<Fault>| call.is("watch", "persistentvolumeclaims") && fault.is_none();
     api_server.until(0, 1, "the watch begins", begins).await;
@@ -152,7 +127,7 @@ async fn claim_is_served_after_watch_fault() {
         cluster.claim(&name, json!({})).await;
         cluster.bound(&name).await;
         assert_eq!(api_server.count(begun, |_, injected| injected == Some(fault)), 1);
-        cluster.delete_claim_and_wait(&name).await;
+        cluster.delete_claims(&[&name]).await;
     }
     cluster.finish([provisioner]).await;
 }
@@ -164,8 +139,7 @@ async fn own_writes_count_without_the_watch() {
     let cluster = TestCluster::connect().await;
     let api_server = FaultyApiServer::before(&cluster, HERE).await;
     api_server.set(|call| call.is("watch", "persistentvolumes").then_some(Fault::Silence));
-    let node = (HERE, &cluster.volumes);
-    let provisioner = api_server.provisioner(&cluster, node, TIMEOUTS, Options::default()).await;
+    let provisioner = api_server.provisioner(&cluster, TIMEOUTS, Options::default()).await;
     cluster.claim("data", json!({})).await;
     cluster.bound("data").await;
     cluster.request_size("data", "2Mi").await;
@@ -175,7 +149,7 @@ async fn own_writes_count_without_the_watch() {
     api_server.heal();
     until(&cluster.claims(), "data", |claim| size_of(claim) == Some(Bytes(2 * MIB))).await;
     assert_eq!(api_server.count(0, |call, _| call.is("create", "persistentvolumes")), 1);
-    cluster.delete_claim_and_wait("data").await;
+    cluster.delete_claims(&["data"]).await;
     cluster.finish([provisioner]).await;
 }
 
@@ -202,6 +176,6 @@ async fn expired_token_is_reported() {
     api_server.heal();
     cluster.expect_one_of_each("data").await;
     reports_refusal(false).await;
-    cluster.delete_claim_and_wait("data").await;
+    cluster.delete_claims(&["data"]).await;
     cluster.finish([provisioner]).await;
 }

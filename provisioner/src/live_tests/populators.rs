@@ -6,7 +6,7 @@ use super::*;
 #[tokio::test]
 async fn populator_hands_its_volume_over() {
     let cluster = TestCluster::connect().await;
-    let provisioner = cluster.provisioner_with(HERE, &cluster.volumes, auditing(None)).await;
+    let provisioner = cluster.provisioner_with(auditing(None)).await;
     let source = json!({"apiGroup": "example.com", "kind": "Backup", "name": "monday"});
     cluster.claim("data", json!({"spec": {"dataSourceRef": source}})).await;
     cluster.event_that("data", "Provisioning", "Backup \"monday\"").await;
@@ -23,15 +23,12 @@ async fn populator_hands_its_volume_over() {
     cluster.delete_claim("of-the-populator").await;
     cluster.wait_until_deleted(&cluster.claims(), "of-the-populator").await;
 
-    cluster.request_size("data", "2Mi").await;
-    until(&cluster.claims(), "data", |claim| size_of(claim) == Some(Bytes(2 * MIB))).await;
+    cluster.expand("data", "2Mi").await;
     assert_eq!(cluster.volumes.capacity(&volume.name_any()), Some(Bytes(2 * MIB)));
     // The audit finds nothing but a volume that was not handed over.
     let orphan = cluster.create_orphan("orphan");
     cluster.found(&provisioner, 1, 0).await;
     cluster.volumes.state().volumes.remove(&orphan);
-    cluster.delete_claim("data").await;
-    cluster.wait_until_deleted(&cluster.objects(), &volume.name_any()).await;
-    until_empty(&cluster.volumes).await;
+    cluster.delete_claims(&["data"]).await;
     cluster.finish([provisioner]).await;
 }

@@ -1,21 +1,14 @@
 //! Runs provisioners on fake stores: for benchmarks without disks, and for tests that stop and start the API server or the processes.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
 use futures::{StreamExt, future, stream};
-use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
-use kube::api::ListParams;
-use kube::{Api, Client};
 use loopfs::Bytes;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
-use super::{
-    HERE, PODS_OF_DRIVER, Provisioner, SYSTEM, TestCluster, administrator, claim_labels, kubeconfigs,
-    owner_reference,
-};
+use super::{HERE, Provisioner, TestCluster, administrator, claim_labels, kubeconfig_names, pods_of_driver};
 use crate::api::client;
 use crate::api::connection::{self, Timeouts};
 use crate::api::traffic::ApiTraffic;
@@ -37,7 +30,7 @@ const ALL_READY: &str = "all provisioners are ready";
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "no test: it runs a provisioner until SIGTERM"]
 async fn until_sigterm() {
-    let terminate = terminate();
+    let terminate = signal(SignalKind::terminate()).unwrap();
     let cluster = TestCluster::connect().await;
     let store = Arc::new(FakeStore::of_size(SIZE));
     let traffic = ApiTraffic::default();
@@ -65,11 +58,6 @@ fn timeouts() -> Timeouts {
     Timeouts { silence: seconds.map_or(defaults.silence, Duration::from_secs), ..defaults }
 }
 
-/// Returns the signal SIGTERM, which ends this process no longer.
-fn terminate() -> Signal {
-    signal(SignalKind::terminate()).unwrap()
-}
-
 fn options_with_labels() -> Options {
     Options { node_loss: NodeLoss::DryRun, claim_labels: Some(claim_labels::source()), ..Options::default() }
 }
@@ -82,9 +70,9 @@ fn fleet_until_sigterm() {
 }
 
 async fn serve_fleet() {
-    let mut terminate = terminate();
+    let mut terminate = signal(SignalKind::terminate()).unwrap();
     let pods = pods_of_driver(&administrator().await).await;
-    let mut fleet: Vec<Provisioner> = stream::iter(nodes())
+    let mut fleet: Vec<Provisioner> = stream::iter(kubeconfig_names())
         .map(|node| start_of_fleet(pods[&node].clone(), node))
         .buffer_unordered(START_CONCURRENCY)
         .collect()
@@ -108,19 +96,4 @@ async fn start_of_fleet(pod: OwnerReference, node: String) -> Provisioner {
     provisioner.until_ready().await;
     provisioner.until_it_watches_all_claims(false).await;
     provisioner
-}
-
-/// Returns the nodes that have a kubeconfig.
-fn nodes() -> Vec<String> {
-    let entries = std::fs::read_dir(kubeconfigs()).unwrap();
-    let names = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap());
-    names.filter_map(|name| name.strip_suffix(".kubeconfig").map(str::to_owned)).collect()
-}
-
-/// Returns an owner reference to the driver's pod of each node.
-async fn pods_of_driver(admin: &Client) -> BTreeMap<String, OwnerReference> {
-    let pods: Api<Pod> = Api::namespaced(admin.clone(), SYSTEM);
-    let pods = pods.list(&ListParams::default().labels(PODS_OF_DRIVER)).await.unwrap();
-    let scheduled = pods.iter().filter_map(|pod| Some((pod.spec.as_ref()?.node_name.clone()?, pod)));
-    scheduled.map(|(node, pod)| (node, owner_reference(pod))).collect()
 }

@@ -1,31 +1,22 @@
 //! Tests of claims with a VolumeSnapshot as their data source. The tests write the objects that the snapshotter would write.
 
-use kube::core::{ApiResource, DynamicObject, GroupVersionKind};
 use loopfs::volume_store::{SnapshotId, VolumeId, VolumeKind};
 
 use super::*;
+use crate::objects::snapshot::{GROUP, content_resource, resource};
 
-const GROUP: &str = "snapshot.storage.k8s.io";
-const KINDS: [&str; 3] = ["VolumeSnapshotClass", "VolumeSnapshotContent", "VolumeSnapshot"];
-
-/// The definitions of the snapshot kinds.
 const DEFINITIONS: [&str; 3] = [
     include_str!("../../../csi/deploy/snapshot-controller/volumesnapshotclasses.yaml"),
     include_str!("../../../csi/deploy/snapshot-controller/volumesnapshotcontents.yaml"),
     include_str!("../../../csi/deploy/snapshot-controller/volumesnapshots.yaml"),
 ];
 
-fn resource(kind: &str) -> ApiResource {
-    ApiResource::from_gvk(&GroupVersionKind::gvk(GROUP, "v1", kind))
-}
-
 impl TestCluster {
     /// Applies the definitions of the snapshot kinds, and waits until the API server serves all of them.
     pub(super) async fn define_snapshots(&self) {
         self.opt_in(&DEFINITIONS).await;
-        for kind in KINDS {
-            let objects: Api<DynamicObject> = Api::all_with(self.admin.clone(), &resource(kind));
-            eventually(&format!("the API server serves {kind}"), || async {
+        for objects in self.snapshot_kinds() {
+            eventually("the API server serves the kind", || async {
                 objects.list(&ListParams::default()).await.ok()
             })
             .await;
@@ -35,14 +26,24 @@ impl TestCluster {
     /// Removes the definitions with all objects of these kinds, and waits until the API server does not serve them.
     pub(super) async fn remove_snapshot_definitions(&self) {
         self.opt_out(&DEFINITIONS).await;
-        for kind in KINDS {
-            let objects: Api<DynamicObject> = Api::all_with(self.admin.clone(), &resource(kind));
-            eventually(&format!("the API server does not serve {kind}"), || async {
+        for objects in self.snapshot_kinds() {
+            eventually("the API server does not serve the kind", || async {
                 let served = objects.list(&ListParams::default()).await;
                 matches!(served, Err(kube::Error::Api(status)) if status.code == 404).then_some(())
             })
             .await;
         }
+    }
+
+    fn snapshot_kinds(&self) -> [Api<DynamicObject>; 3] {
+        let class = resource("VolumeSnapshotClass", "volumesnapshotclasses");
+        let kinds = [class, content_resource(), resource("VolumeSnapshot", "volumesnapshots")];
+        kinds.map(|kind| Api::all_with(self.admin.clone(), &kind))
+    }
+
+    fn snapshots(&self) -> Api<DynamicObject> {
+        let kind = resource("VolumeSnapshot", "volumesnapshots");
+        Api::namespaced_with(self.admin.clone(), &self.namespace, &kind)
     }
 }
 
@@ -63,10 +64,8 @@ async fn claim_is_copied_from_a_snapshot() {
     cluster.event_that("early", "ProvisioningFailed", "the cluster has no VolumeSnapshots").await;
 
     cluster.define_snapshots().await;
-    let snapshots: Api<DynamicObject> =
-        Api::namespaced_with(cluster.admin.clone(), &cluster.namespace, &resource("VolumeSnapshot"));
-    let contents: Api<DynamicObject> =
-        Api::all_with(cluster.admin.clone(), &resource("VolumeSnapshotContent"));
+    let snapshots = cluster.snapshots();
+    let contents: Api<DynamicObject> = Api::all_with(cluster.admin.clone(), &content_resource());
     let handle = SnapshotId::parse(&format!("snapshot-{}", cluster.namespace)).unwrap();
     cluster.volumes.state().snapshots.insert(handle.clone(), VolumeKind::Filesystem);
     let snapshot = |name: &str| {
@@ -119,8 +118,7 @@ async fn claim_is_copied_from_a_snapshot() {
 async fn snapshot_size_is_a_quantity() {
     let cluster = TestCluster::connect().await;
     cluster.define_snapshots().await;
-    let snapshots: Api<DynamicObject> =
-        Api::namespaced_with(cluster.admin.clone(), &cluster.namespace, &resource("VolumeSnapshot"));
+    let snapshots = cluster.snapshots();
     let snapshot = json!({
         "apiVersion": "snapshot.storage.k8s.io/v1", "kind": "VolumeSnapshot", "metadata": {"name": "s"},
         "spec": {"source": {"persistentVolumeClaimName": "data"}},

@@ -4,24 +4,18 @@ use super::controllers::ONLY_PLACEMENT;
 use super::*;
 use crate::objects::ownership::{SELECTED_NODE, selected_node};
 
-const THERE: &str = "node-b";
-
-fn selecting(node: &str) -> Value {
-    json!({"metadata": {"annotations": {SELECTED_NODE: node}}})
-}
-
 #[tokio::test]
 async fn deleted_nodes_claim_is_provisioned_elsewhere() {
     let cluster = TestCluster::connect().await;
     let running = [cluster.provisioner().await, cluster.controller(ONLY_PLACEMENT).await];
-    cluster.claim("data", selecting("node-that-was-deleted")).await;
+    let deleted = json!({"metadata": {"annotations": {SELECTED_NODE: "node-that-was-deleted"}}});
+    cluster.claim("data", deleted).await;
     cluster.event_that("data", "SelectedNodeRemoved", "was deleted from the cluster").await;
     until(&cluster.claims(), "data", |claim| selected_node(claim).is_none()).await;
     // The scheduler selects again.
     cluster.select("data", HERE).await;
     cluster.bound("data").await;
-    cluster.delete_claim("data").await;
-    until_empty(&cluster.volumes).await;
+    cluster.delete_claims(&["data"]).await;
     cluster.finish(running).await;
 }
 
@@ -33,9 +27,7 @@ async fn claim_with_moved_volume_is_expanded() {
     cluster.claim("data", json!({})).await;
     cluster.bound("data").await;
     cluster.select("data", THERE).await;
-    cluster.request_size("data", "2Mi").await;
-    until(&cluster.claims(), "data", |claim| size_of(claim) == Some(Bytes(2 * MIB))).await;
-    cluster.delete_claim("data").await;
-    until_empty(&cluster.volumes).await;
+    cluster.expand("data", "2Mi").await;
+    cluster.delete_claims(&["data"]).await;
     cluster.finish(running).await;
 }

@@ -34,7 +34,6 @@ pub(crate) enum ResizeStatus {
 }
 
 impl ResizeStatus {
-    /// Returns the value in a claim.
     pub(crate) fn as_str(self) -> &'static str {
         match self {
             ResizeStatus::ControllerInProgress => "ControllerResizeInProgress",

@@ -54,7 +54,6 @@ impl Identity {
         &self.driver
     }
 
-    /// Returns the name of the node.
     pub(crate) fn node(&self) -> &str {
         &self.node
     }
@@ -106,14 +105,6 @@ mod tests {
     use rstest::rstest;
 
     use super::*;
-
-    #[test]
-    fn names_follow_from_driver_and_node() {
-        let identity = Identity::new("csi.loopfs.dev", "worker-1").unwrap();
-        assert_eq!(identity.topology_key(), "topology.csi.loopfs.dev/node");
-        assert_eq!(identity.node_label(), "csi.loopfs.dev/node");
-        assert_eq!(identity.filesystem_uuid_attribute(), "csi.loopfs.dev/filesystem-uuid");
-    }
 
     #[rstest]
     #[case::empty("")]

@@ -3,7 +3,6 @@
 //! An administrator can change the annotations, and they outlive the class.
 
 use std::collections::BTreeMap;
-use std::fmt;
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::PersistentVolume;
@@ -57,46 +56,24 @@ impl Default for Policy {
     }
 }
 
-const PARAMETER: &str = "onNodeLoss";
-const GRACE_PARAMETER: &str = "nodeLossGraceSeconds";
-
 /// The parameters, as [`SettingsError`](csi_wire::SettingsError) lists them.
 pub(crate) const ALLOWED: &[&str] = &[
     "onNodeLoss (retain, deleteVolume or deleteClaim)",
     "nodeLossGraceSeconds (seconds after the deletion of the Node object, a number from 1 to 31536000)",
 ];
 
-/// The error of an invalid value.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct PolicyError {
-    parameter: &'static str,
-    value: String,
-}
-
-impl fmt::Display for PolicyError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} is {:?}", self.parameter, self.value)
-    }
-}
-
 impl Policy {
     /// Sets a parameter of a class. Returns `false` if it is no parameter of this policy.
-    ///
-    /// # Errors
-    /// When the value is invalid.
-    pub(crate) fn set(&mut self, parameter: &str, value: &str) -> Result<bool, PolicyError> {
-        let wrong = |parameter| PolicyError { parameter, value: value.to_owned() };
+    pub(crate) fn set(&mut self, parameter: &str, value: &str) -> Result<bool, String> {
+        let wrong = || format!("{parameter} is {value:?}");
         match parameter {
-            PARAMETER => self.on_node_loss = OnNodeLoss::parse(value).ok_or_else(|| wrong(PARAMETER))?,
-            GRACE_PARAMETER => {
-                self.grace = seconds(value).ok_or_else(|| wrong(GRACE_PARAMETER))?;
-            }
+            "onNodeLoss" => self.on_node_loss = OnNodeLoss::parse(value).ok_or_else(wrong)?,
+            "nodeLossGraceSeconds" => self.grace = seconds(value).ok_or_else(wrong)?,
             _ => return Ok(false),
         }
         Ok(true)
     }
 
-    /// Returns the name of the annotation with the action.
     pub(crate) fn annotation(identity: &Identity) -> String {
         format!("{}/on-node-loss", identity.driver())
     }
@@ -126,7 +103,6 @@ impl Policy {
     }
 }
 
-/// Returns the grace time of an object with these annotations.
 pub(crate) fn grace(annotations: Option<&BTreeMap<String, String>>, identity: &Identity) -> Duration {
     recorded_grace(annotations, identity).unwrap_or(GRACE)
 }

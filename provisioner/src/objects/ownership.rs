@@ -53,7 +53,6 @@ pub(crate) fn selection_patch(claim: &PersistentVolumeClaim, node: Option<&str>)
     }})
 }
 
-/// Returns the name of the storage class that the claim requests.
 pub(crate) fn class_name(claim: &PersistentVolumeClaim) -> Option<&str> {
     claim.spec.as_ref()?.storage_class_name.as_deref()
 }
@@ -72,7 +71,6 @@ pub(crate) fn is_claim_of_interest(claim: &PersistentVolumeClaim, identity: &Ide
     }
 }
 
-/// Returns the provisioner of the claim.
 pub(crate) fn provisioner(claim: &PersistentVolumeClaim) -> Option<&str> {
     annotation(claim, STORAGE_PROVISIONER).or_else(|| annotation(claim, STORAGE_PROVISIONER_BETA))
 }
@@ -94,7 +92,6 @@ pub(crate) fn csi<'a>(
     volume.spec.as_ref()?.csi.as_ref().filter(|csi| csi.driver == identity.driver())
 }
 
-/// Returns the node that the volume is labelled with.
 fn node_label<'a>(volume: &'a PersistentVolume, identity: &Identity) -> Option<&'a str> {
     let label = volume.metadata.labels.as_ref()?.get(&identity.node_label());
     label.map(String::as_str)

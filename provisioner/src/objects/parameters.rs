@@ -23,7 +23,7 @@ impl Parameters {
         let others = |name: &str, value: &str| match node_loss.set(name, value) {
             Ok(true) => Some(Ok(())),
             Ok(false) => reserved::of_class(name, value),
-            Err(error) => Some(Err(error.to_string())),
+            Err(error) => Some(Err(error)),
         };
         let settings = Settings::parse(parameters.into_iter().flatten(), others, loss_policy::ALLOWED)?;
         Ok(Parameters { settings, node_loss })

@@ -57,7 +57,6 @@ pub(crate) struct Description<'a> {
     pub(crate) node_loss: Policy,
 }
 
-/// Builds the PersistentVolume.
 pub(crate) fn build(description: Description<'_>, identity: &Identity) -> PersistentVolume {
     let Description { claim, id, kind, capacity, filesystem_uuid, reclaim_policy, mount_options, node_loss } =
         description;
@@ -138,18 +137,15 @@ pub(crate) fn is_discarded(volume: &PersistentVolume) -> bool {
     has_delete_policy(volume) && (is_released || phase(volume) == Some("Available") && is_deleted)
 }
 
-/// Returns `true` if the reclaim policy of a PersistentVolume is Delete.
 pub(crate) fn has_delete_policy(volume: &PersistentVolume) -> bool {
     let policy = volume.spec.as_ref().and_then(|spec| spec.persistent_volume_reclaim_policy.as_deref());
     policy == Some(ReclaimPolicy::Delete.as_str())
 }
 
-/// Returns `true` if a PersistentVolume has this driver's finalizer.
 pub(crate) fn has_finalizer(volume: &PersistentVolume) -> bool {
     volume.finalizers().iter().any(|finalizer| finalizer == FINALIZER)
 }
 
-/// Returns the phase of a PersistentVolume.
 pub(crate) fn phase(volume: &PersistentVolume) -> Option<&str> {
     volume.status.as_ref()?.phase.as_deref()
 }
@@ -169,7 +165,6 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
-    use crate::objects::ownership;
     use crate::testing::fixtures;
 
     fn described<'a>(claim: &'a PersistentVolumeClaim, id: &'a VolumeId) -> Description<'a> {
@@ -203,15 +198,6 @@ mod tests {
     }
 
     #[test]
-    fn built_volume_belongs_to_its_claim() {
-        let claim = fixtures::claim(json!({}));
-        let id = VolumeId::parse(fixtures::VOLUME).unwrap();
-        let built = build(described(&claim, &id), &fixtures::identity());
-        assert!(ownership::is_our_volume(&built, &fixtures::identity()));
-        assert!(ownership::is_volume_of(&built, &claim));
-    }
-
-    #[test]
     fn only_directory_has_file_system_type() {
         let claim = fixtures::claim(json!({}));
         let id = VolumeId::parse(fixtures::VOLUME).unwrap();
@@ -219,15 +205,5 @@ mod tests {
             let built = build(Description { kind, ..described(&claim, &id) }, &fixtures::identity());
             assert_eq!(built.spec.unwrap().csi.unwrap().fs_type.as_deref(), expected);
         }
-    }
-
-    #[test]
-    fn a_retained_volume_has_no_finalizer() {
-        let claim = fixtures::claim(json!({}));
-        let id = VolumeId::parse(fixtures::VOLUME).unwrap();
-        let description = Description { reclaim_policy: ReclaimPolicy::Retain, ..described(&claim, &id) };
-        let built = build(description, &fixtures::identity());
-        assert_eq!(built.metadata.finalizers, None);
-        assert_eq!(built.spec.unwrap().persistent_volume_reclaim_policy.as_deref(), Some("Retain"));
     }
 }

@@ -25,7 +25,7 @@ pub(crate) enum QuantityError {
 const MAX_BYTES: u128 = i64::MAX as u128;
 
 /// Number of fractional digits that count in a number with a binary suffix. The rest is rounded up. apimachinery keeps nine.
-const FRACTION_DIGITS: u32 = 18;
+const FRACTION_DIGITS: u16 = 18;
 
 /// Parses a quantity into bytes, rounding fractions of a byte up.
 ///
@@ -127,16 +127,9 @@ impl<'a> Number<'a> {
 
     /// Returns the number times 2^`shift`, rounded up.
     fn times_power_of_two(&self, shift: u32) -> Option<u128> {
-        let integer = Number { integer: self.integer, fraction: "", suffix: "" }.times_power_of_ten(0)?;
-        let kept = self.fraction.len().min(FRACTION_DIGITS as usize);
-        let (head, tail) = self.fraction.split_at(kept);
-        let mut fraction: u128 = 0;
-        for position in 0..FRACTION_DIGITS as usize {
-            let digit = head.as_bytes().get(position).map_or(0, |digit| u128::from(digit - b'0'));
-            fraction = fraction * 10 + digit;
-        }
-        fraction += u128::from(!tail.is_empty());
-        let unit = 10u128.pow(FRACTION_DIGITS);
+        let integer = Number { fraction: "", ..*self }.times_power_of_ten(0)?;
+        let fraction = Number { integer: "", ..*self }.times_power_of_ten(FRACTION_DIGITS.into())?;
+        let unit = 10u128.pow(FRACTION_DIGITS.into());
         integer.checked_mul(1 << shift)?.checked_add((fraction << shift).div_ceil(unit))
     }
 }
@@ -224,44 +217,32 @@ mod tests {
     }
 
     #[rstest]
-    #[case::empty("")]
-    #[case::sign_only("-")]
-    #[case::suffix_only("Mi")]
-    #[case::dot_only(".")]
-    #[case::unknown_suffix("1MB")]
-    #[case::lower_case_binary("1mi")]
-    #[case::bare_exponent_sign("1e+")]
-    #[case::space("1 Mi")]
-    #[case::two_dots("1.2.3")]
-    #[case::other_digits("\u{0661}Mi")]
-    fn text_outside_the_grammar_is_rejected(#[case] text: &str) {
-        assert_eq!(bytes(text), Err(QuantityError::Malformed(text.to_owned())));
-    }
-
-    #[rstest]
-    #[case::one_more("9223372036854775808")]
-    #[case::eight_exbibytes("8Ei")]
-    #[case::exponent("1e19")]
-    #[case::absurd_exponent("1e99999999999")]
-    #[case::many_digits("99999999999999999999999999999999999999999999999999Ei")]
-    fn sizes_above_the_maximum_are_rejected(#[case] text: &str) {
-        assert_eq!(bytes(text), Err(QuantityError::TooLarge(text.to_owned())));
-    }
-
-    #[test]
-    fn negative_sizes_are_rejected() {
-        assert_eq!(bytes("-1Mi"), Err(QuantityError::Negative("-1Mi".to_owned())));
+    #[case::empty("", QuantityError::Malformed)]
+    #[case::sign_only("-", QuantityError::Malformed)]
+    #[case::suffix_only("Mi", QuantityError::Malformed)]
+    #[case::dot_only(".", QuantityError::Malformed)]
+    #[case::unknown_suffix("1MB", QuantityError::Malformed)]
+    #[case::lower_case_binary("1mi", QuantityError::Malformed)]
+    #[case::bare_exponent_sign("1e+", QuantityError::Malformed)]
+    #[case::space("1 Mi", QuantityError::Malformed)]
+    #[case::two_dots("1.2.3", QuantityError::Malformed)]
+    #[case::other_digits("\u{0661}Mi", QuantityError::Malformed)]
+    #[case::one_more("9223372036854775808", QuantityError::TooLarge)]
+    #[case::eight_exbibytes("8Ei", QuantityError::TooLarge)]
+    #[case::exponent("1e19", QuantityError::TooLarge)]
+    #[case::absurd_exponent("1e99999999999", QuantityError::TooLarge)]
+    #[case::many_digits("99999999999999999999999999999999999999999999999999Ei", QuantityError::TooLarge)]
+    #[case::negative("-1Mi", QuantityError::Negative)]
+    fn other_text_is_rejected(#[case] text: &str, #[case] error: fn(String) -> QuantityError) {
+        assert_eq!(bytes(text), Err(error(text.to_owned())));
     }
 
     proptest! {
+        // The test checks that no input panics or overflows.
         #[test]
-        fn any_text_is_parsed_or_rejected(text in "\\PC{0,40}") {
-            // The test checks that no input panics or overflows.
-            prop_assert!(bytes(&text).is_ok_and(|value| value <= i64::MAX as u64) || bytes(&text).is_err());
-        }
-
-        #[test]
-        fn number_like_text_is_never_fatal(text in "[+-]?[0-9]{0,45}\\.?[0-9]{0,45}([numkMGTPE]|[KMGTPE]i|[eE][+-]?[0-9]{0,12})?") {
+        fn any_text_is_parsed_or_rejected(
+            text in "\\PC{0,40}|[+-]?[0-9]{0,45}\\.?[0-9]{0,45}([numkMGTPE]|[KMGTPE]i|[eE][+-]?[0-9]{0,12})?",
+        ) {
             prop_assert!(bytes(&text).is_ok_and(|value| value <= i64::MAX as u64) || bytes(&text).is_err());
         }
 

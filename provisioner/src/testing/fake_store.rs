@@ -106,7 +106,6 @@ impl FakeStore {
         id
     }
 
-    /// Returns the state that the driver reports.
     pub(crate) fn node_state(&self) -> NodeState {
         self.state().reported()
     }
@@ -141,7 +140,6 @@ impl FakeStore {
         self.reported.send_replace(Some(NodeState { storage, ..self.node_state() }));
     }
 
-    /// Reports the state.
     pub(crate) fn report(&self) {
         let state = self.node_state();
         self.reported.send_modify(|reported| {
@@ -162,7 +160,6 @@ impl FakeStore {
         self.copies_wanted.store(wanted, Ordering::Relaxed);
     }
 
-    /// Returns how many copies have begun.
     pub(crate) fn copies_begun(&self) -> usize {
         *self.copies_begun.borrow()
     }

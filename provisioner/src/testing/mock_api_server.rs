@@ -129,7 +129,6 @@ pub(crate) struct TestContext {
     server: JoinHandle<()>,
 }
 
-/// The content of the caches.
 #[derive(Default)]
 pub(crate) struct Caches {
     pub(crate) claims: Vec<PersistentVolumeClaim>,

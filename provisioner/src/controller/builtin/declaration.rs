@@ -25,36 +25,6 @@ pub(crate) struct Declaration {
     pub(crate) objects: BTreeMap<ObjectKey, DynamicObject>,
 }
 
-/// The reason why a declaration is invalid.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub(crate) enum DeclarationError {
-    #[error("{file}: {message}")]
-    Yaml { file: String, message: String },
-    #[error(
-        "{file}: {kind:?} of {api_version:?} is not a supported kind; supported: {}",
-        KINDS.iter().map(|kind| kind.name).collect::<Vec<_>>().join(", ")
-    )]
-    Kind { file: String, api_version: String, kind: String },
-    #[error("{file}: a {kind} has no name")]
-    Unnamed { file: String, kind: &'static str },
-    #[error(
-        "{file}: {kind} {name} has namespace {given:?}; only objects in namespace {namespace:?} can be declared"
-    )]
-    Namespace { file: String, kind: &'static str, name: String, given: String, namespace: String },
-    #[error("{file}: {kind} {name} has an aggregationRule, but then another controller writes its rules")]
-    Aggregated { file: String, kind: &'static str, name: String },
-    #[error("{file}: {kind} {name} is declared twice")]
-    Twice { file: String, kind: &'static str, name: String },
-    #[error(
-        "{file} is in binaryData, because it is not UTF-8, so its objects cannot be read; save it as UTF-8 and apply it again"
-    )]
-    Binary { file: String },
-    #[error(
-        "it declares no object; declare the objects to keep, or delete the ConfigMap, so that the controller keeps none"
-    )]
-    Empty,
-}
-
 /// Returns the labels of the objects that the controller of a driver manages.
 pub(crate) fn labels(identity: &Identity) -> BTreeMap<String, String> {
     BTreeMap::from([
@@ -99,72 +69,78 @@ struct Metadata {
 /// Parses a declaration.
 ///
 /// # Errors
-/// The first error that it finds.
+/// A text that says where the first error is.
 pub(crate) fn parse(
     config_map: &ConfigMap,
     namespace: &str,
     identity: &Identity,
-) -> Result<Declaration, DeclarationError> {
-    if let Some(file) = config_map.binary_data.iter().flatten().map(|(file, _)| file.clone()).next() {
-        return Err(DeclarationError::Binary { file });
+) -> Result<Declaration, String> {
+    if let Some(file) = config_map.binary_data.iter().flatten().map(|(file, _)| file).next() {
+        return Err(format!(
+            "{file} is in binaryData, because it is not UTF-8, so its objects cannot be read; save it as UTF-8 and apply it again"
+        ));
     }
     let mut objects = BTreeMap::new();
     for (file, text) in config_map.data.iter().flatten() {
-        for manifest in manifests(file, text)? {
-            let (key, object) = declared(file, manifest, namespace, identity)?;
-            let (kind, name) = (key.kind, key.name.clone());
-            if objects.insert(key, object).is_some() {
-                return Err(DeclarationError::Twice { file: file.clone(), kind, name });
+        let in_file = |message: String| format!("{file}: {message}");
+        for manifest in manifests(text).map_err(|error| in_file(error.to_string()))? {
+            let (key, object) = declared(manifest, namespace, identity).map_err(in_file)?;
+            if objects.contains_key(&key) {
+                return Err(in_file(format!("{} {} is declared twice", key.kind, key.name)));
             }
+            objects.insert(key, object);
         }
     }
     // A mistake empties a ConfigMap more often than an administrator does who wants all objects to be removed.
     if objects.is_empty() {
-        return Err(DeclarationError::Empty);
+        let empty = "it declares no object; declare the objects to keep, or delete the ConfigMap, so that the controller keeps none";
+        return Err(empty.to_owned());
     }
     Ok(Declaration { version: config_map.metadata.resource_version.clone(), objects })
 }
 
-fn manifests(file: &str, text: &str) -> Result<Vec<Manifest>, DeclarationError> {
-    let wrong = |message: String| DeclarationError::Yaml { file: file.to_owned(), message };
+fn manifests(text: &str) -> anyhow::Result<Vec<Manifest>> {
     let mut found = Vec::new();
     for document in serde_norway::Deserializer::from_str(text) {
-        let value = Value::deserialize(document).map_err(|error| wrong(error.to_string()))?;
+        let value = Value::deserialize(document)?;
         // A file may begin or end with a separator.
         if !value.is_null() {
-            found.push(serde_json::from_value(value).map_err(|error| wrong(error.to_string()))?);
+            found.push(serde_json::from_value(value)?);
         }
     }
     Ok(found)
 }
 
 fn declared(
-    file: &str,
     manifest: Manifest,
     namespace: &str,
     identity: &Identity,
-) -> Result<(ObjectKey, DynamicObject), DeclarationError> {
+) -> Result<(ObjectKey, DynamicObject), String> {
     let Manifest { api_version, kind, metadata, mut data } = manifest;
-    let file = file.to_owned();
     let Some(known) = ManagedKind::of(&api_version, &kind) else {
-        return Err(DeclarationError::Kind { file, api_version, kind });
+        let supported: Vec<_> = KINDS.iter().map(|kind| kind.name).collect();
+        let supported = supported.join(", ");
+        return Err(format!("{kind:?} of {api_version:?} is not a supported kind; supported: {supported}"));
     };
-    let kind = known.name;
     let Some(name) = metadata.name.filter(|name| !name.is_empty()) else {
-        return Err(DeclarationError::Unnamed { file, kind });
+        return Err(format!("a {kind} has no name"));
     };
     let given = metadata.namespace.unwrap_or_default();
     if given != if known.namespaced { namespace } else { "" } {
-        return Err(DeclarationError::Namespace { file, kind, name, given, namespace: namespace.to_owned() });
+        return Err(format!(
+            "{kind} {name} has namespace {given:?}; only objects in namespace {namespace:?} can be declared"
+        ));
     }
     if data.get("aggregationRule").is_some_and(|rule| !rule.is_null()) {
-        return Err(DeclarationError::Aggregated { file, kind, name });
+        return Err(format!(
+            "{kind} {name} has an aggregationRule, but then another controller writes its rules"
+        ));
     }
     complete(&mut data);
     let mut labelled = metadata.labels.unwrap_or_default();
     labelled.extend(labels(identity));
     let object = DynamicObject {
-        types: Some(TypeMeta { api_version, kind: kind.to_owned() }),
+        types: Some(TypeMeta { api_version, kind }),
         metadata: ObjectMeta {
             name: Some(name),
             namespace: known.namespaced.then_some(given),
@@ -208,7 +184,7 @@ mod tests {
     use super::*;
     use crate::testing::fixtures;
 
-    fn parsed(files: &[(&str, &str)]) -> Result<Declaration, DeclarationError> {
+    fn parsed(files: &[(&str, &str)]) -> Result<Declaration, String> {
         let data = files.iter().map(|(file, text)| ((*file).to_owned(), (*text).to_owned())).collect();
         let config_map = ConfigMap { data: Some(data), ..ConfigMap::default() };
         parse(&config_map, "loopfs-system", &fixtures::identity())
@@ -285,7 +261,7 @@ mod tests {
         "CSIDriver s is declared twice"
     )]
     fn invalid_declarations_are_rejected(#[case] text: &str, #[case] expected: &str) {
-        let error = parsed(&[("a.yaml", text)]).unwrap_err().to_string();
+        let error = parsed(&[("a.yaml", text)]).unwrap_err();
         assert!(error.contains(expected), "{error}");
     }
 
@@ -295,7 +271,7 @@ mod tests {
         let data = BTreeMap::from([("class.yaml".to_owned(), class.to_owned())]);
         let binary = BTreeMap::from([("driver.yaml".to_owned(), ByteString(vec![0xff]))]);
         let config_map = ConfigMap { data: Some(data), binary_data: Some(binary), ..ConfigMap::default() };
-        let error = parse(&config_map, "loopfs-system", &fixtures::identity()).unwrap_err().to_string();
+        let error = parse(&config_map, "loopfs-system", &fixtures::identity()).unwrap_err();
         assert!(error.starts_with("driver.yaml is in binaryData"), "{error}");
     }
 }

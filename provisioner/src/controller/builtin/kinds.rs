@@ -1,12 +1,13 @@
 //! The kinds of managed objects, and the fields of each.
 
 use std::fmt;
+use std::sync::LazyLock;
 
 use kube::api::{ApiResource, DynamicObject, GroupVersionKind};
 use serde_json::{Value, json};
 
 /// A kind of object that a ConfigMap may declare.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Debug)]
 pub(crate) struct ManagedKind {
     pub(crate) group: &'static str,
     pub(crate) name: &'static str,
@@ -16,40 +17,11 @@ pub(crate) struct ManagedKind {
     pub(crate) kept: bool,
     /// The member that contains the fields; `None` if the object itself does.
     pub(crate) within: Option<&'static str>,
-    pub(crate) fields: &'static [Field],
-}
-
-/// A field of a kind.
-#[derive(Debug, PartialEq, Eq)]
-pub(crate) struct Field {
-    pub(crate) name: &'static str,
-    /// The value that the API server sets if the field is missing.
-    pub(crate) default: Default,
-    /// Immutable: to change the field, the object must be deleted and created again.
-    pub(crate) fixed: bool,
-}
-
-/// The default of a field.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Default {
-    /// Absent or empty, which have the same meaning.
-    Empty,
-    Bool(bool),
-    Zero,
-    Text(&'static str),
-    One(&'static str),
-}
-
-impl Default {
-    pub(crate) fn value(self) -> Value {
-        match self {
-            Default::Empty => Value::Null,
-            Default::Bool(value) => json!(value),
-            Default::Zero => json!(0),
-            Default::Text(text) => json!(text),
-            Default::One(text) => json!([text]),
-        }
-    }
+    /// The fields, each with the value that the API server sets if the field is missing. Null stands for absent or empty, which have the
+    /// same meaning.
+    pub(crate) defaults: Value,
+    /// The immutable fields: to change one, the object must be deleted and created again.
+    pub(crate) immutable: &'static [&'static str],
 }
 
 impl ManagedKind {
@@ -71,108 +43,56 @@ impl ManagedKind {
     }
 }
 
-const fn free(name: &'static str, default: Default) -> Field {
-    Field { name, default, fixed: false }
-}
-
-const fn fixed(name: &'static str, default: Default) -> Field {
-    Field { name, default, fixed: true }
-}
-
 pub(crate) const RBAC: &str = "rbac.authorization.k8s.io";
+const STORAGE: &str = "storage.k8s.io";
 
-const ROLE: &[Field] = &[free("rules", Default::Empty), free("aggregationRule", Default::Empty)];
-const BINDING: &[Field] = &[fixed("roleRef", Default::Empty), free("subjects", Default::Empty)];
-
-/// All kinds that a ConfigMap may declare.
-pub(crate) const KINDS: &[ManagedKind] = &[
-    ManagedKind {
-        group: "storage.k8s.io",
-        name: "CSIDriver",
-        plural: "csidrivers",
-        namespaced: false,
-        // While it does not exist, the kubelet applies no fsGroup to volumes without a file system type, and waits for an attachment.
-        kept: true,
-        within: Some("spec"),
-        fields: &[
-            fixed("attachRequired", Default::Bool(true)),
-            fixed("volumeLifecycleModes", Default::One("Persistent")),
-            free("podInfoOnMount", Default::Bool(false)),
-            free("fsGroupPolicy", Default::Text("ReadWriteOnceWithFSType")),
-            free("storageCapacity", Default::Bool(false)),
-            free("requiresRepublish", Default::Bool(false)),
-            free("seLinuxMount", Default::Bool(false)),
-            free("tokenRequests", Default::Empty),
-        ],
-    },
-    ManagedKind {
-        group: "storage.k8s.io",
-        name: "StorageClass",
-        plural: "storageclasses",
+pub(crate) static KINDS: LazyLock<[ManagedKind; 7]> = LazyLock::new(|| {
+    let kind = |group, name, plural, defaults, immutable| ManagedKind {
+        group,
+        name,
+        plural,
         namespaced: false,
         kept: false,
         within: None,
-        fields: &[
-            fixed("provisioner", Default::Empty),
-            fixed("parameters", Default::Empty),
-            fixed("reclaimPolicy", Default::Text("Delete")),
-            fixed("volumeBindingMode", Default::Text("Immediate")),
-            free("allowVolumeExpansion", Default::Bool(false)),
-            free("mountOptions", Default::Empty),
-            free("allowedTopologies", Default::Empty),
-        ],
-    },
-    ManagedKind {
-        group: "scheduling.k8s.io",
-        name: "PriorityClass",
-        plural: "priorityclasses",
-        namespaced: false,
-        kept: false,
-        within: None,
-        fields: &[
-            fixed("value", Default::Zero),
-            fixed("preemptionPolicy", Default::Text("PreemptLowerPriority")),
-            free("globalDefault", Default::Bool(false)),
-            free("description", Default::Empty),
-        ],
-    },
-    ManagedKind {
-        group: RBAC,
-        name: "ClusterRole",
-        plural: "clusterroles",
-        namespaced: false,
-        kept: false,
-        within: None,
-        fields: ROLE,
-    },
-    ManagedKind {
-        group: RBAC,
-        name: "ClusterRoleBinding",
-        plural: "clusterrolebindings",
-        namespaced: false,
-        kept: false,
-        within: None,
-        fields: BINDING,
-    },
-    ManagedKind {
-        group: RBAC,
-        name: "Role",
-        plural: "roles",
-        namespaced: true,
-        kept: false,
-        within: None,
-        fields: ROLE,
-    },
-    ManagedKind {
-        group: RBAC,
-        name: "RoleBinding",
-        plural: "rolebindings",
-        namespaced: true,
-        kept: false,
-        within: None,
-        fields: BINDING,
-    },
-];
+        defaults,
+        immutable,
+    };
+    let driver = json!({
+        "attachRequired": true, "volumeLifecycleModes": ["Persistent"], "podInfoOnMount": false,
+        "fsGroupPolicy": "ReadWriteOnceWithFSType", "storageCapacity": false, "requiresRepublish": false,
+        "seLinuxMount": false, "tokenRequests": null,
+    });
+    let class = json!({
+        "provisioner": null, "parameters": null, "reclaimPolicy": "Delete", "volumeBindingMode": "Immediate",
+        "allowVolumeExpansion": false, "mountOptions": null, "allowedTopologies": null,
+    });
+    let priority = json!({
+        "value": 0, "preemptionPolicy": "PreemptLowerPriority", "globalDefault": false, "description": null,
+    });
+    let role = json!({"rules": null, "aggregationRule": null});
+    let binding = json!({"roleRef": null, "subjects": null});
+    let fixed_of_class: &[_] = &["provisioner", "parameters", "reclaimPolicy", "volumeBindingMode"];
+    [
+        ManagedKind {
+            // While it does not exist, the kubelet applies no fsGroup to volumes without a file system type, and waits for an attachment.
+            kept: true,
+            within: Some("spec"),
+            ..kind(STORAGE, "CSIDriver", "csidrivers", driver, &["attachRequired", "volumeLifecycleModes"])
+        },
+        kind(STORAGE, "StorageClass", "storageclasses", class, fixed_of_class),
+        kind(
+            "scheduling.k8s.io",
+            "PriorityClass",
+            "priorityclasses",
+            priority,
+            &["value", "preemptionPolicy"],
+        ),
+        kind(RBAC, "ClusterRole", "clusterroles", role.clone(), &[]),
+        kind(RBAC, "ClusterRoleBinding", "clusterrolebindings", binding.clone(), &["roleRef"]),
+        ManagedKind { namespaced: true, ..kind(RBAC, "Role", "roles", role, &[]) },
+        ManagedKind { namespaced: true, ..kind(RBAC, "RoleBinding", "rolebindings", binding, &["roleRef"]) },
+    ]
+});
 
 /// The identity of an object.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]

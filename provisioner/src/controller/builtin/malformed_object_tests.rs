@@ -50,7 +50,7 @@ proptest! {
         let driver: Value = serde_norway::from_str(include_str!("../../../../csi/deploy/csidriver.yaml")).unwrap();
         for text in [text, damaged(&driver, &of_driver).unwrap_or_default().to_string()] {
             if let Err(error) = declaration::parse(&config_map(&[&text]), "loopfs-system", &identity) {
-                prop_assert!(!error.to_string().is_empty());
+                prop_assert!(!error.is_empty());
             }
         }
     }

@@ -61,16 +61,15 @@ fn repair(kind: &ManagedKind, declared: &DynamicObject, found: &DynamicObject) -
     let mut differing = Vec::new();
     let mut immutable = Vec::new();
     for name in names(kind, declared) {
-        let known = kind.fields.iter().find(|field| field.name == name);
-        let default = known.map_or(Value::Null, |field| field.default.value());
+        let default = &kind.defaults[name];
         let wanted = fields(kind, &declared.data).and_then(|fields| fields.get(name));
         let present = fields(kind, &found.data).and_then(|fields| fields.get(name));
-        if effective(wanted, &default) == effective(present, &default) {
+        if effective(wanted, default) == effective(present, default) {
             continue;
         }
         differing.push(name.to_owned());
         let fields = fields_mut(kind, &mut object.data);
-        if known.is_some_and(|field| field.fixed) || fields.is_none() {
+        if kind.immutable.contains(&name) || fields.is_none() {
             immutable.push(name.to_owned());
         }
         // Otherwise, the existing object does not have the form of its kind.
@@ -116,9 +115,9 @@ fn repair(kind: &ManagedKind, declared: &DynamicObject, found: &DynamicObject) -
 
 /// Returns the fields to compare: the known ones, and declared ones that a later Kubernetes may have added.
 fn names<'a>(kind: &'a ManagedKind, declared: &'a DynamicObject) -> BTreeSet<&'a str> {
-    let known = kind.fields.iter().map(|field| field.name);
-    let given = fields(kind, &declared.data).into_iter().flat_map(Map::keys).map(String::as_str);
-    known.chain(given).collect()
+    let known = kind.defaults.as_object();
+    let fields = known.into_iter().chain(fields(kind, &declared.data));
+    fields.flat_map(Map::keys).map(String::as_str).collect()
 }
 
 fn fields<'a>(kind: &ManagedKind, data: &'a Value) -> Option<&'a Map<String, Value>> {

@@ -40,7 +40,6 @@ impl Call {
         Call { verb, resource, name, selector, version }
     }
 
-    /// Returns `true` if the request has this verb and resource.
     pub(in crate::live_tests) fn is(&self, verb: &str, resource: &str) -> bool {
         self.verb == verb && self.resource == resource
     }

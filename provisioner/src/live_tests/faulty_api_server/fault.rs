@@ -1,7 +1,7 @@
 //! The faults of an API server, and of the load balancer in front of it.
 
 use http::header::{CONTENT_TYPE, RETRY_AFTER};
-use http::{HeaderName, StatusCode};
+use http::{HeaderValue, Response, StatusCode};
 use hyper::body::Bytes;
 use serde_json::json;
 
@@ -29,15 +29,12 @@ pub(in crate::live_tests) enum Fault {
     Unavailable,
     /// The API server has too many requests, and says when to retry.
     TooManyRequests,
-    /// The object changed in the meantime.
     Conflict,
     /// The resource version, or the next page of a list, is too old.
     Gone,
-    /// The API server receives an expired token.
     ExpiredToken,
     /// Another API server returns an older list than the client has seen. The watch that follows repeats all events since then.
     StaleList,
-    /// An event is delivered twice.
     RepeatedEvent,
 }
 
@@ -79,21 +76,19 @@ impl Fault {
     }
 
     /// Returns the response of a fault that consists of a response only.
-    pub(super) fn response(self, call: &Call) -> Option<Response> {
-        let response = match self {
+    pub(super) fn response(self, call: &Call) -> Option<Response<Bytes>> {
+        Some(match self {
             Fault::PlainNotFound => page(StatusCode::NOT_FOUND, "text/plain", "404 page not found\n"),
             Fault::BadGateway => page(StatusCode::BAD_GATEWAY, "text/html", "<html>Bad Gateway</html>"),
             Fault::Unavailable => {
                 page(StatusCode::SERVICE_UNAVAILABLE, "text/html", "<html>no server is available</html>")
             }
-            Fault::TooManyRequests => Response {
-                retry_after: Some("1"),
-                ..status(
-                    StatusCode::TOO_MANY_REQUESTS,
-                    "TooManyRequests",
-                    "too many requests, please try again later",
-                )
-            },
+            Fault::TooManyRequests => {
+                let text = "too many requests, please try again later";
+                let mut response = status(StatusCode::TOO_MANY_REQUESTS, "TooManyRequests", text);
+                response.headers_mut().insert(RETRY_AFTER, HeaderValue::from_static("1"));
+                response
+            }
             Fault::Conflict => {
                 let text = format!(
                     "Operation cannot be fulfilled on {} {:?}: the object has been modified",
@@ -106,8 +101,7 @@ impl Fault {
                 status(StatusCode::INTERNAL_SERVER_ERROR, "InternalError", "etcdserver: request timed out")
             }
             _ => return None,
-        };
-        Some(response)
+        })
     }
 
     /// Returns the event with which a watch ends because of this fault.
@@ -119,29 +113,15 @@ impl Fault {
     }
 }
 
-/// A response without the API server.
-pub(super) struct Response {
-    pub(super) status: StatusCode,
-    content_type: &'static str,
-    retry_after: Option<&'static str>,
-    pub(super) body: Bytes,
+fn page(status: StatusCode, content_type: &'static str, text: impl Into<Bytes>) -> Response<Bytes> {
+    let mut response = Response::new(text.into());
+    *response.status_mut() = status;
+    response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(content_type));
+    response
 }
 
-impl Response {
-    pub(super) fn headers(&self) -> impl Iterator<Item = (HeaderName, &'static str)> {
-        [(CONTENT_TYPE, self.content_type)]
-            .into_iter()
-            .chain(self.retry_after.map(|wait| (RETRY_AFTER, wait)))
-    }
-}
-
-fn page(status: StatusCode, content_type: &'static str, text: &'static str) -> Response {
-    Response { status, content_type, retry_after: None, body: Bytes::from_static(text.as_bytes()) }
-}
-
-fn status(status: StatusCode, reason: &str, message: &str) -> Response {
-    let body = Bytes::from(failure(status, reason, message).to_string());
-    Response { status, content_type: "application/json", retry_after: None, body }
+fn status(status: StatusCode, reason: &str, message: &str) -> Response<Bytes> {
+    page(status, "application/json", failure(status, reason, message).to_string())
 }
 
 fn failure(status: StatusCode, reason: &str, message: &str) -> serde_json::Value {

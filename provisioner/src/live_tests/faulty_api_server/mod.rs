@@ -32,7 +32,7 @@ use tokio_util::task::AbortOnDropHandle;
 
 pub(super) use self::call::Call;
 pub(super) use self::fault::Fault;
-use super::{Provisioner, TIMEOUT, TestCluster};
+use super::{HERE, Provisioner, TIMEOUT, TestCluster};
 use crate::api::client;
 use crate::api::connection::{self, Timeouts};
 use crate::api::traffic::ApiTraffic;
@@ -147,17 +147,16 @@ impl FaultyApiServer {
         connection::client(config, timeouts, traffic).unwrap()
     }
 
-    /// Starts a provisioner whose requests pass through this proxy.
+    /// Starts the provisioner of the usual node. Its requests pass through this proxy.
     pub(super) async fn provisioner(
         &self,
         cluster: &TestCluster,
-        (node, volumes): (&str, &Arc<FakeStore>),
         timeouts: Timeouts,
         options: Options,
     ) -> Provisioner {
         let traffic = ApiTraffic::default();
         let client = self.client(timeouts, &traffic).await;
-        cluster.start(node, volumes, options, client, traffic).await
+        cluster.start(HERE, &cluster.volumes, options, client, traffic).await
     }
 }
 
@@ -201,7 +200,7 @@ async fn respond(shared: Arc<ProxyState>, request: Request<Incoming>) -> io::Res
         }
         Some(fault) if !fault.is_forwarded() => {
             if let Some(response) = fault.response(&call) {
-                return Ok(response.into());
+                return Ok(response.map(full));
             }
         }
         _ => {}
@@ -224,7 +223,7 @@ async fn respond(shared: Arc<ProxyState>, request: Request<Incoming>) -> io::Res
         Some(Fault::HalfBody) => half_of(body),
         Some(Fault::TruncatedJson) => full(body.slice(..body.len() / 2)),
         Some(Fault::LostResponse) => {
-            return Ok(Fault::LostResponse.response(&call).expect("a response").into());
+            return Ok(Fault::LostResponse.response(&call).expect("a response").map(full));
         }
         _ => full(body),
     };
@@ -272,16 +271,6 @@ impl ProxyState {
             response.headers_mut().remove(header);
         }
         Ok(response)
-    }
-}
-
-impl From<fault::Response> for Response<Body> {
-    fn from(response: fault::Response) -> Self {
-        let mut built = Response::builder().status(response.status);
-        for (name, value) in response.headers() {
-            built = built.header(name, value);
-        }
-        built.body(full(response.body)).expect("a valid response")
     }
 }
 

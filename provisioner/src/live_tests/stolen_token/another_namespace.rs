@@ -86,16 +86,8 @@ async fn each_process_checks_its_policies() {
     let cluster = TestCluster::connect().await;
     let provisioner = cluster.provisioner().await;
     let controller = cluster.controller_named("only", ONLY_PLACEMENT).await;
-    for (process, metric) in [(&provisioner, "loopfs_provisioner"), (&controller, "loopfs_controller")] {
-        eventually("the policies are enforced", || async {
-            process
-                .page("/metrics")
-                .await
-                .contains(&format!("\n{metric}_policies_enforced 1\n"))
-                .then_some(())
-        })
-        .await;
-    }
+    provisioner.until_metrics(&["loopfs_provisioner_policies_enforced 1"]).await;
+    controller.until_metrics(&["loopfs_controller_policies_enforced 1"]).await;
     controller.stop().await;
 
     // Without a binding, nothing refuses the dry runs.

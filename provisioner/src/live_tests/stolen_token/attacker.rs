@@ -75,12 +75,7 @@ impl Attacker {
 
     /// Returns `true` if the account has the roles of the provisioner.
     pub(super) fn provisions(&self) -> bool {
-        !self.is_controller() || self.keeps_objects()
-    }
-
-    /// Returns `true` if the account may write the objects that a ConfigMap declares.
-    pub(super) fn keeps_objects(&self) -> bool {
-        self.is_controller() && self.component == OptionalComponent::BuiltinObjects
+        !self.is_controller() || self.component == OptionalComponent::BuiltinObjects
     }
 
     /// Returns `true` if the account may delete claims of lost volumes.

@@ -1,9 +1,12 @@
 //! The requests that the test makes with a stolen token, and the expected verdict of the API server on each.
 
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use super::request::{AttackRequest, Verdict};
 use crate::testing::fixtures;
+
+/// A finalizer of another program.
+pub(super) const KEEP: &str = "example.com/keep";
 
 /// The token that the API server receives with a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -14,48 +17,14 @@ pub(super) enum Token {
     Unbound,
 }
 
-/// The [`Verdict`] that the API server must return.
-#[derive(Clone, Debug)]
-pub(super) enum ExpectedVerdict {
-    Allowed,
-    /// No role grants the right.
-    NotGranted,
-    /// The role to be created or bound has rights that the account does not have.
-    Escalation,
-    /// The policy with this name refuses the request, and its message contains the words.
-    Refused(&'static str, &'static str),
-    /// The object is invalid, and the message contains the words.
-    Invalid(&'static str),
-    /// The account has the right, but the object does not exist.
-    Absent,
-    /// The account has the right, but the object exists already.
-    Exists,
-}
-
-impl ExpectedVerdict {
-    pub(super) fn matches(&self, verdict: &Verdict) -> bool {
-        match (self, verdict) {
-            (ExpectedVerdict::Allowed, Verdict::Allowed)
-            | (ExpectedVerdict::NotGranted, Verdict::NotGranted)
-            | (ExpectedVerdict::Escalation, Verdict::Escalation)
-            | (ExpectedVerdict::Absent, Verdict::Absent)
-            | (ExpectedVerdict::Exists, Verdict::Exists) => true,
-            (ExpectedVerdict::Refused(expected, words), Verdict::Refused { policy, message }) => {
-                expected == policy && message.contains(words)
-            }
-            (ExpectedVerdict::Invalid(words), Verdict::Invalid(message)) => message.contains(words),
-            _ => false,
-        }
-    }
-}
-
 /// One request with its expected verdict.
 #[derive(Clone, Debug)]
 pub(super) struct AttackAttempt {
     pub(super) title: String,
     pub(super) token: Token,
     pub(super) request: AttackRequest,
-    pub(super) expected: ExpectedVerdict,
+    /// The message of the verdict contains that of the expected one.
+    pub(super) expected: Verdict,
     /// The verb and resource of a right that the API server requires besides the request's own, such as `bind` on a role.
     pub(super) additional_right: Option<(&'static str, &'static str)>,
 }
@@ -67,12 +36,13 @@ impl Attempts {
     /// Adds an attempt for each request, with the token of a pod.
     pub(super) fn expect(
         &mut self,
-        expected: ExpectedVerdict,
-        title: &str,
+        expected: Verdict,
+        title: impl Into<String>,
         requests: impl IntoIterator<Item = AttackRequest>,
     ) {
+        let title = title.into();
         self.0.extend(requests.into_iter().map(|request| AttackAttempt {
-            title: title.to_owned(),
+            title: title.clone(),
             token: Token::OfPod,
             request,
             expected: expected.clone(),
@@ -80,14 +50,22 @@ impl Attempts {
         }));
     }
 
-    /// Expects that the requests are allowed.
-    pub(super) fn allow(&mut self, title: &str, requests: impl IntoIterator<Item = AttackRequest>) {
-        self.expect(ExpectedVerdict::Allowed, title, requests);
+    pub(super) fn allow(
+        &mut self,
+        title: impl Into<String>,
+        requests: impl IntoIterator<Item = AttackRequest>,
+    ) {
+        self.expect(Verdict::Allowed, title, requests);
     }
 
     /// Expects that `policy` refuses the request with a token that is bound to no node.
-    pub(super) fn refuse_unbound(&mut self, policy: &'static str, title: &str, request: AttackRequest) {
-        self.expect(ExpectedVerdict::Refused(policy, "token is not bound to a node"), title, [request]);
+    pub(super) fn refuse_unbound(
+        &mut self,
+        policy: &'static str,
+        title: impl Into<String>,
+        request: AttackRequest,
+    ) {
+        self.expect(Verdict::refused(policy, "token is not bound to a node"), title, [request]);
         self.unbound();
     }
 
@@ -109,6 +87,33 @@ pub(super) fn changed(object: &Value, change: Value) -> Value {
     let mut changed = object.clone();
     fixtures::merge(&mut changed, change);
     changed
+}
+
+pub(super) fn metadata(change: Value) -> Value {
+    json!({"metadata": change})
+}
+
+pub(super) fn spec(change: Value) -> Value {
+    json!({"spec": change})
+}
+
+/// Returns a change that sets a label. Null removes it.
+pub(super) fn label(key: &str, value: impl Into<Value>) -> Value {
+    metadata(json!({"labels": {key: value.into()}}))
+}
+
+/// Returns a change that sets an annotation. Null removes it.
+pub(super) fn annotation(key: &str, value: impl Into<Value>) -> Value {
+    metadata(json!({"annotations": {key: value.into()}}))
+}
+
+pub(super) fn finalizers(names: &[&str]) -> Value {
+    metadata(json!({"finalizers": names}))
+}
+
+/// Returns a change that sets the only owner.
+pub(super) fn owner(reference: Value) -> Value {
+    metadata(json!({"ownerReferences": [reference]}))
 }
 
 pub(super) fn name(object: &Value) -> &str {

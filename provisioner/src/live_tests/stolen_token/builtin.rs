@@ -4,8 +4,8 @@ use serde_json::{Value, json};
 
 use super::super::*;
 use super::attacker::Account;
-use super::attempt::{Attempts, ExpectedVerdict, changed};
-use super::request::TargetResource;
+use super::attempt::{Attempts, KEEP, changed, finalizers, label, metadata, owner};
+use super::request::{AttackRequest, TargetResource, Verdict};
 use super::scene::{DRIVER, OTHER_DRIVER, Scene, config_maps, dynamic};
 
 const POLICY: &str = "loopfs-provisioner-builtin-objects";
@@ -13,36 +13,41 @@ const RBAC: &str = "rbac.authorization.k8s.io";
 /// A driver that is not installed.
 const FOREIGN_DRIVER: &str = "csi.foreign.example";
 
+// Words of the rules.
+const WRITE_LABELLED: &str = "may write only objects with the labels";
+const CHANGE_LABELLED: &str = "may change only objects that have the labels";
+const OWN_CLASSES: &str = "only StorageClasses of its own driver";
+const OWN_CSI_DRIVER: &str = "only the CSIDriver";
+const OWN_PRIORITIES: &str = "only PriorityClasses whose names begin with loopfs";
+const NO_DEFAULT: &str = "default of all pods";
+const OWN_ROLES: &str = "roles and bindings whose names";
+const OWN_ACCOUNT: &str = "only to the account of the provisioner";
+const GROUPS: &str = "only roles for the API groups";
+const ROLE_LABELS: &str = "may add to roles only labels of app.kubernetes.io";
+const BARE: &str = "may not change finalizers and owners";
+
+fn refused(words: &'static str) -> Verdict {
+    Verdict::refused(POLICY, words)
+}
+
 fn labels() -> Value {
     json!({"app.kubernetes.io/managed-by": "loopfs-provisioner", "app.kubernetes.io/instance": DRIVER})
 }
 
-/// Returns the subject of a binding to an account of the driver.
 fn subject(account: Account) -> Value {
     json!({"kind": "ServiceAccount", "name": account.name(), "namespace": SYSTEM})
 }
 
-/// A kind of object and the fields of one.
-struct BuiltInKind {
-    resource: TargetResource,
-    fields: Value,
-}
-
-fn kinds() -> Vec<BuiltInKind> {
-    let cluster = |group, kind, plural, fields| BuiltInKind {
-        resource: TargetResource::new(group, kind, plural),
-        fields,
-    };
-    let system = |kind, plural, fields| BuiltInKind {
-        resource: TargetResource::new(RBAC, kind, plural).within(SYSTEM),
-        fields,
-    };
+/// Returns the kinds, each with the fields of an object.
+fn kinds() -> [(TargetResource, Value); 7] {
+    let cluster = |group, kind, plural, fields| (TargetResource::new(group, kind, plural), fields);
+    let system = |kind, plural, fields| (TargetResource::new(RBAC, kind, plural).within(SYSTEM), fields);
     let rules = json!({"rules": [{"apiGroups": ["storage.k8s.io"], "resources": ["csistoragecapacities"], "verbs": ["list"]}]});
     let everywhere = json!({"rules": [{"apiGroups": [""], "resources": ["nodes"], "verbs": ["get"]}]});
     // The role has the name of the account.
     let provisioner = Account::Provisioner.name();
     let binding = |kind: &str| json!({"roleRef": {"apiGroup": RBAC, "kind": kind, "name": provisioner}, "subjects": [subject(Account::Provisioner)]});
-    vec![
+    [
         cluster("storage.k8s.io", "CSIDriver", "csidrivers", json!({"spec": {"attachRequired": false}})),
         cluster("storage.k8s.io", "StorageClass", "storageclasses", json!({"provisioner": DRIVER})),
         cluster("scheduling.k8s.io", "PriorityClass", "priorityclasses", json!({"value": 1})),
@@ -55,7 +60,7 @@ fn kinds() -> Vec<BuiltInKind> {
 
 /// For each kind, an object with the labels of the driver and one without.
 pub(super) struct BuiltIn {
-    objects: Vec<(BuiltInKind, Value, Value)>,
+    objects: Vec<(TargetResource, Value, Value)>,
     prefix: String,
 }
 
@@ -63,36 +68,30 @@ impl BuiltIn {
     pub(super) async fn set(cluster: &TestCluster) -> Self {
         let prefix = format!("loopfs-{}", cluster.namespace);
         let mut objects = Vec::new();
-        for kind in kinds() {
-            let (mut own, mut foreign) = (kind.fields.clone(), kind.fields.clone());
-            fixtures::merge(
-                &mut own,
-                json!({"metadata": {"name": format!("{prefix}-own"), "labels": labels()}}),
-            );
-            fixtures::merge(&mut foreign, json!({"metadata": {"name": format!("{prefix}-foreign")}}));
-            if kind.resource.kind == "CSIDriver" {
+        for (resource, fields) in kinds() {
+            let (mut own, mut foreign) = (fields.clone(), fields);
+            own["metadata"] = json!({"name": format!("{prefix}-own"), "labels": labels()});
+            foreign["metadata"] = json!({"name": format!("{prefix}-foreign")});
+            if resource.kind == "CSIDriver" {
                 // The driver has only one CSIDriver.
                 own["metadata"]["name"] = json!(DRIVER);
                 foreign["metadata"]["name"] = json!(FOREIGN_DRIVER);
             }
-            let mut made = Vec::new();
-            for object in [own, foreign] {
-                let (api, object) = dynamic(cluster, &kind.resource, object);
+            for object in [&mut own, &mut foreign] {
+                let (api, applied) = dynamic(cluster, &resource, object.clone());
                 let parameters = PatchParams::apply("story").force();
-                let applied =
-                    api.patch(&object.name_any(), &parameters, &Patch::Apply(&object)).await.unwrap();
-                made.push(serde_json::to_value(applied).unwrap());
+                let applied = api.patch(&applied.name_any(), &parameters, &Patch::Apply(&applied)).await;
+                *object = serde_json::to_value(applied.unwrap()).unwrap();
             }
-            let foreign = made.pop().unwrap();
-            objects.push((kind, made.pop().unwrap(), foreign));
+            objects.push((resource, own, foreign));
         }
         BuiltIn { objects, prefix }
     }
 
     pub(super) async fn remove(self, cluster: &TestCluster) {
-        for (kind, own, foreign) in self.objects {
+        for (resource, own, foreign) in self.objects {
             for object in [own, foreign] {
-                let (api, object) = dynamic(cluster, &kind.resource, object);
+                let (api, object) = dynamic(cluster, &resource, object);
                 if object.name_any() == DRIVER {
                     // The manifests have no labels here.
                     let bare = json!({"metadata": {"labels": null}});
@@ -105,116 +104,112 @@ impl BuiltIn {
     }
 
     fn own(&self, kind: &str) -> (&TargetResource, &Value) {
-        let found = self.objects.iter().find(|(known, ..)| known.resource.kind == kind).unwrap();
-        (&found.0.resource, &found.1)
+        let (resource, own, _) = self.objects.iter().find(|(known, ..)| known.kind == kind).unwrap();
+        (resource, own)
+    }
+
+    /// Returns a request that creates an object like the driver's own one, with a change.
+    fn create(&self, kind: &str, change: Value) -> AttackRequest {
+        let (resource, own) = self.own(kind);
+        let bare = metadata(json!({
+            "name": format!("{}-new", self.prefix), "uid": null, "resourceVersion": null, "managedFields": null,
+            "creationTimestamp": null, "generation": null,
+        }));
+        resource.create(changed(&changed(own, bare), change))
     }
 
     pub(super) fn attempts(&self, scene: &Scene, attempts: &mut Attempts) {
-        let refused = |words| ExpectedVerdict::Refused(POLICY, words);
-        let new = |own: &Value, change| {
-            let bare = json!({"metadata": {
-                "name": format!("{}-new", self.prefix), "uid": null, "resourceVersion": null, "managedFields": null,
-                "creationTimestamp": null, "generation": null,
-            }});
-            changed(&changed(own, bare), change)
-        };
-        for (BuiltInKind { resource, .. }, own, foreign) in &self.objects {
-            let (own_name, foreign_name) = (super::attempt::name(own), super::attempt::name(foreign));
-            let what = resource.kind;
-            for verb in ["get", "list", "watch"] {
-                let object = (verb == "get").then_some(own_name);
-                attempts.allow(&format!("read a {what}"), [resource.request(verb, object)]);
-            }
-            let driver = json!({"metadata": {"name": DRIVER}});
-            let (created, change) = match what {
-                "CSIDriver" => (ExpectedVerdict::Exists, driver),
-                _ => (ExpectedVerdict::Allowed, json!({})),
-            };
-            attempts.expect(
-                created,
-                &format!("create a {what}"),
-                [resource.create(new(own, change.clone()))],
-            );
-            let mut unlabelled = change;
-            fixtures::merge_keeping_nulls(&mut unlabelled, json!({"metadata": {"labels": null}}));
-            let unlabelled = resource.create(new(own, unlabelled));
-            attempts.expect(
-                refused("may write only objects with the labels"),
-                &format!("create a {what} without labels"),
-                [unlabelled],
-            );
-            attempts.allow(&format!("update its own {what}"), [resource.update(own.clone())]);
-            let adopted = changed(foreign, json!({"metadata": {"labels": labels()}}));
-            let only_labelled = refused("may change only objects that have the labels");
-            attempts.expect(
-                only_labelled.clone(),
-                &format!("adopt another's {what}"),
-                [resource.update(adopted)],
-            );
-            // The controller never deletes a CSIDriver.
-            let (own_deleted, foreign_deleted) = match what {
-                "CSIDriver" => (ExpectedVerdict::NotGranted, ExpectedVerdict::NotGranted),
-                _ => (ExpectedVerdict::Allowed, only_labelled),
-            };
-            let delete_foreign = [resource.delete(foreign_name)];
-            attempts.expect(foreign_deleted, &format!("delete another's {what}"), delete_foreign);
-            attempts.expect(own_deleted, &format!("delete its own {what}"), [resource.delete(own_name)]);
+        for (resource, own, foreign) in &self.objects {
+            self.of_kind(resource, own, foreign, attempts);
         }
-        let mut create = |expected, title: &str, kind: &str, change: Value| {
-            let (resource, own) = self.own(kind);
-            attempts.expect(expected, title, [resource.create(new(own, change))]);
-        };
-        let named = |name: &str| json!({"metadata": {"name": name}});
-        create(
-            refused("only StorageClasses of its own driver"),
-            "create a class of another driver",
-            "StorageClass",
-            json!({"provisioner": OTHER_DRIVER}),
-        );
-        create(
-            refused("only the CSIDriver"),
-            "create another CSIDriver",
-            "CSIDriver",
-            named("csi.third.dev"),
-        );
-        create(
-            refused("only PriorityClasses whose names begin with loopfs"),
-            "create a PriorityClass of any name",
-            "PriorityClass",
-            named("urgent"),
-        );
-        create(
-            refused("default of all pods"),
-            "make all pods urgent",
-            "PriorityClass",
-            json!({"globalDefault": true}),
-        );
-        for kind in ["ClusterRole", "Role", "ClusterRoleBinding", "RoleBinding"] {
-            let title = format!("create a {kind} of any name");
-            create(refused("roles and bindings whose names"), &title, kind, named("prometheus"));
+        self.create_refused(scene, attempts);
+        self.bind_refused(scene, attempts);
+        self.escalate(attempts);
+        for (kind, right) in [("ClusterRoleBinding", "clusterroles"), ("RoleBinding", "roles")] {
+            attempts.allow("bind a role of the provisioner", [self.create(kind, json!({}))]);
+            attempts.also(1, "bind", right);
         }
+        attempts.refuse_unbound(POLICY, "bind a role", self.create("ClusterRoleBinding", json!({})));
+        let (map, declaration) = (config_maps(), Some("loopfs-objects"));
+        attempts.expect(Verdict::Absent, "read the declaration", [map.request("get", declaration)]);
+        attempts.allow("read the declaration", ["list", "watch"].map(|verb| map.request(verb, declaration)));
+        let another = [map.request("get", Some("kube-root-ca.crt"))];
+        attempts.expect(Verdict::NotGranted, "read another ConfigMap", another);
+    }
+
+    /// Adds the requests for each kind. The driver has only one CSIDriver, which the controller never deletes.
+    fn of_kind(&self, resource: &TargetResource, own: &Value, foreign: &Value, attempts: &mut Attempts) {
+        let (kind, is_driver) = (resource.kind, resource.kind == "CSIDriver");
+        let (own_name, foreign_name) = (super::attempt::name(own), super::attempt::name(foreign));
+        for verb in ["get", "list", "watch"] {
+            let object = (verb == "get").then_some(own_name);
+            attempts.allow(format!("read a {kind}"), [resource.request(verb, object)]);
+        }
+        let named = if is_driver { metadata(json!({"name": DRIVER})) } else { json!({}) };
+        let created = if is_driver { Verdict::Exists } else { Verdict::Allowed };
+        attempts.expect(created, format!("create a {kind}"), [self.create(kind, named.clone())]);
+        let mut unlabelled = named;
+        fixtures::merge_keeping_nulls(&mut unlabelled, metadata(json!({"labels": null})));
+        let unlabelled = [self.create(kind, unlabelled)];
+        attempts.expect(refused(WRITE_LABELLED), format!("create a {kind} without labels"), unlabelled);
+        attempts.allow(format!("update its own {kind}"), [resource.update(own.clone())]);
+        let adopt = [resource.update(changed(foreign, metadata(json!({"labels": labels()}))))];
+        attempts.expect(refused(CHANGE_LABELLED), format!("adopt another's {kind}"), adopt);
+        let (own_deleted, foreign_deleted) = match is_driver {
+            true => (Verdict::NotGranted, Verdict::NotGranted),
+            false => (Verdict::Allowed, refused(CHANGE_LABELLED)),
+        };
+        let delete_foreign = [resource.delete(foreign_name)];
+        attempts.expect(foreign_deleted, format!("delete another's {kind}"), delete_foreign);
+        attempts.expect(own_deleted, format!("delete its own {kind}"), [resource.delete(own_name)]);
+    }
+
+    fn create_refused(&self, scene: &Scene, attempts: &mut Attempts) {
+        let named = |name: &str| metadata(json!({"name": name}));
+        let role = |group: &str, resource: &str, verb: &str| json!({"rules": [{"apiGroups": [group], "resources": [resource], "verbs": [verb]}]});
+        let aggregated = label("rbac.authorization.k8s.io/aggregate-to-view", "true");
+        for (words, title, kind, change) in [
+            (
+                OWN_CLASSES,
+                "create another driver's class",
+                "StorageClass",
+                json!({"provisioner": OTHER_DRIVER}),
+            ),
+            (OWN_CSI_DRIVER, "create another CSIDriver", "CSIDriver", named("csi.third.dev")),
+            (OWN_PRIORITIES, "create a PriorityClass of any name", "PriorityClass", named("urgent")),
+            (NO_DEFAULT, "make all pods urgent", "PriorityClass", json!({"globalDefault": true})),
+            (OWN_ROLES, "create a role of any name", "ClusterRole", named("prometheus")),
+            (OWN_ROLES, "create a role of any name", "Role", named("prometheus")),
+            (OWN_ROLES, "create a binding of any name", "ClusterRoleBinding", named("prometheus")),
+            (OWN_ROLES, "create a binding of any name", "RoleBinding", named("prometheus")),
+            (GROUPS, "allow changes of roles", "ClusterRole", role(RBAC, "clusterroles", "update")),
+            (GROUPS, "allow new bindings", "Role", role(RBAC, "rolebindings", "create")),
+            (GROUPS, "allow new Leases", "Role", role("coordination.k8s.io", "leases", "create")),
+            (ROLE_LABELS, "have the role view take its rights in", "ClusterRole", aggregated.clone()),
+            (ROLE_LABELS, "have the role view take its rights in", "Role", aggregated),
+            (BARE, "keep a Node from being deleted", "StorageClass", finalizers(&[KEEP])),
+            (BARE, "keep a Node from being deleted", "StorageClass", owner(scene.other_node())),
+        ] {
+            attempts.expect(refused(words), title, [self.create(kind, change)]);
+        }
+    }
+
+    fn bind_refused(&self, scene: &Scene, attempts: &mut Attempts) {
+        let account = |name: &str, namespace: &str| json!({"kind": "ServiceAccount", "name": name, "namespace": namespace});
+        let kubelet =
+            json!({"kind": "User", "apiGroup": RBAC, "name": format!("system:node:{}", scene.here)});
+        let all_users = json!({"kind": "Group", "apiGroup": RBAC, "name": "system:authenticated"});
         for (title, further) in [
-            ("give the provisioner's rights to itself", subject(Account::Controller)),
-            (
-                "give its rights to another account",
-                json!({"kind": "ServiceAccount", "name": "default", "namespace": SYSTEM}),
-            ),
-            (
-                "give its rights to an account of the provisioner's name in another namespace",
-                json!({"kind": "ServiceAccount", "name": Account::Provisioner.name(), "namespace": scene.namespace}),
-            ),
-            (
-                "give its rights to the kubelet of its node",
-                json!({"kind": "User", "apiGroup": RBAC, "name": format!("system:node:{}", scene.here)}),
-            ),
-            (
-                "give its rights to all users",
-                json!({"kind": "Group", "apiGroup": RBAC, "name": "system:authenticated"}),
-            ),
+            ("itself", subject(Account::Controller)),
+            ("another account", account("default", SYSTEM)),
+            ("a namesake in another namespace", account(Account::Provisioner.name(), &scene.namespace)),
+            ("the kubelet of its node", kubelet),
+            ("all users", all_users),
         ] {
             for kind in ["ClusterRoleBinding", "RoleBinding"] {
                 let subjects = json!({"subjects": [subject(Account::Provisioner), further]});
-                create(refused("only to the account of the provisioner"), title, kind, subjects);
+                let title = format!("give the provisioner's rights to {title}");
+                attempts.expect(refused(OWN_ACCOUNT), title, [self.create(kind, subjects)]);
             }
         }
         for (kind, role) in [
@@ -222,83 +217,25 @@ impl BuiltIn {
             ("RoleBinding", "loopfs-builtin-objects"),
             ("RoleBinding", "loopfs-controller"),
         ] {
+            let request = self.create(kind, json!({"roleRef": {"name": role}}));
             let title = format!("give the provisioner the role {role}");
-            let bound = json!({"roleRef": {"name": role}});
-            create(refused("may bind only the roles of the provisioner"), &title, kind, bound);
+            attempts.expect(refused("may bind only the roles of the provisioner"), title, [request]);
         }
-        for (kind, group, resource, verb) in [
-            ("ClusterRole", RBAC, "clusterroles", "update"),
-            ("Role", RBAC, "rolebindings", "create"),
-            ("Role", "coordination.k8s.io", "leases", "create"),
-        ] {
-            let title = format!("create a role with the right to {verb} {resource}");
-            let rules = json!({"rules": [{"apiGroups": [group], "resources": [resource], "verbs": [verb]}]});
-            create(refused("only roles for the API groups"), &title, kind, rules);
-        }
-        for kind in ["ClusterRole", "Role"] {
-            let aggregated =
-                json!({"metadata": {"labels": {"rbac.authorization.k8s.io/aggregate-to-view": "true"}}});
-            create(
-                refused("may add to roles only labels of app.kubernetes.io"),
-                "have the role view take its rights in",
-                kind,
-                aggregated,
-            );
-        }
+    }
+
+    /// Adds requests that grant rights which the account does not have.
+    fn escalate(&self, attempts: &mut Attempts) {
         let secrets = json!({"rules": [{"apiGroups": [""], "resources": ["secrets"], "verbs": ["get"]}]});
-        create(
-            ExpectedVerdict::Escalation,
-            "create a role that reads secrets",
-            "ClusterRole",
-            secrets.clone(),
-        );
-        create(ExpectedVerdict::Escalation, "create a role that reads secrets", "Role", secrets);
         let all = json!({"aggregationRule": {"clusterRoleSelectors": [{}]}});
-        create(ExpectedVerdict::Escalation, "create a role that takes all others in", "ClusterRole", all);
         let administrator = json!({"roleRef": {"kind": "ClusterRole", "name": "cluster-admin"}});
-        create(
-            ExpectedVerdict::Escalation,
-            "become an administrator",
-            "ClusterRoleBinding",
-            administrator.clone(),
-        );
-        create(
-            ExpectedVerdict::Escalation,
-            "become an administrator of its namespace",
-            "RoleBinding",
-            administrator,
-        );
-        let owner = scene.other_node();
-        for change in [json!({"finalizers": ["example.com/keep"]}), json!({"ownerReferences": [owner]})] {
-            let change = json!({"metadata": change});
-            create(
-                refused("may not change finalizers and owners"),
-                "keep a Node from being deleted",
-                "StorageClass",
-                change,
-            );
+        for (title, kind, change) in [
+            ("create a role that reads secrets", "ClusterRole", &secrets),
+            ("create a role that reads secrets", "Role", &secrets),
+            ("create a role that takes all others in", "ClusterRole", &all),
+            ("become an administrator", "ClusterRoleBinding", &administrator),
+            ("become an administrator of its namespace", "RoleBinding", &administrator),
+        ] {
+            attempts.expect(Verdict::Escalation, title, [self.create(kind, change.clone())]);
         }
-        let (resource, own) = self.own("ClusterRoleBinding");
-        attempts.allow("bind a role of the provisioner", [resource.create(new(own, json!({})))]);
-        attempts.also(1, "bind", "clusterroles");
-        attempts.refuse_unbound(POLICY, "bind a role", resource.create(new(own, json!({}))));
-        let (resource, own) = self.own("RoleBinding");
-        attempts.allow("bind a role of the provisioner", [resource.create(new(own, json!({})))]);
-        attempts.also(1, "bind", "roles");
-        let map = config_maps();
-        attempts.expect(
-            ExpectedVerdict::Absent,
-            "read the declaration",
-            [map.request("get", Some("loopfs-objects"))],
-        );
-        attempts.allow(
-            "read the declaration",
-            ["list", "watch"].map(|verb| map.request(verb, Some("loopfs-objects"))),
-        );
-        attempts.expect(
-            ExpectedVerdict::NotGranted,
-            "read another ConfigMap",
-            [map.request("get", Some("kube-root-ca.crt"))],
-        );
     }
 }

@@ -3,9 +3,9 @@
 use serde_json::{Value, json};
 
 use super::super::*;
-use super::attempt::{Attempts, ExpectedVerdict};
-use super::claims::NODE_LABEL;
-use super::scene::{DRIVER, Scene, config_maps, dynamic, mutating_policies, policy_bindings};
+use super::attempt::{Attempts, KEEP, annotation, changed, finalizers, label, owner};
+use super::request::Verdict;
+use super::scene::{DRIVER, NODE_LABEL, Scene, config_maps, dynamic, mutating_policies, policy_bindings};
 use crate::objects::ownership::SELECTED_NODE;
 
 /// The name of the MutatingAdmissionPolicy, of its binding and of the ConfigMap with the record.
@@ -68,21 +68,18 @@ impl ClaimLabels {
     /// Adds the requests of the controller, which writes the record.
     pub(super) fn record(&self, scene: &Scene, attempts: &mut Attempts) {
         let patches = |change: &Value| config_maps().patches(&self.config_map, change);
-        let owner = |change: Value| {
-            let mut owner = json!({
-                "apiVersion": "admissionregistration.k8s.io/v1", "kind": "MutatingAdmissionPolicyBinding",
-                "name": NAME, "uid": self.binding_uid,
-            });
-            fixtures::merge(&mut owner, change);
-            json!({"metadata": {"ownerReferences": [owner]}})
-        };
+        let binding = json!({
+            "apiVersion": "admissionregistration.k8s.io/v1", "kind": "MutatingAdmissionPolicyBinding",
+            "name": NAME, "uid": self.binding_uid,
+        });
+        let owned = |change: Value| owner(changed(&binding, change));
         attempts.allow("read the record", [config_maps().request("get", Some(NAME))]);
         let policy =
             [mutating_policies(), policy_bindings()].map(|resource| resource.request("get", Some(NAME)));
         attempts.allow("read the policy and its binding", policy);
         // docs/src/security.md documents this limit: a policy cannot compare the record with the claims.
-        let mut complete = owner(json!({}));
-        fixtures::merge(&mut complete, json!({"data": {"policy-binding-uid": self.binding_uid}}));
+        let record = json!({"data": {"policy-binding-uid": self.binding_uid}});
+        let complete = changed(&owner(binding.clone()), record);
         attempts.allow("record that all claims have labels", patches(&complete));
         attempts.allow("remove the record", patches(&json!({"data": null})));
         attempts.refuse_unbound(POLICY, "record that all claims have labels", patches(&complete).remove(0));
@@ -90,22 +87,14 @@ impl ClaimLabels {
             (DATA, "write another key", json!({"data": {"other": "text"}})),
             (DATA, "write bytes", json!({"binaryData": {"other": "dGV4dA=="}})),
             (DATA, "make the record immutable", json!({"immutable": true})),
-            (
-                OWNER,
-                "have a Node own the record",
-                json!({"metadata": {"ownerReferences": [scene.other_node()]}}),
-            ),
-            (OWNER, "have another binding own the record", owner(json!({"name": "another"}))),
-            (OWNER, "keep the binding from being deleted", owner(json!({"blockOwnerDeletion": true}))),
-            (METADATA, "label the record", json!({"metadata": {"labels": {"a": "b"}}})),
-            (METADATA, "annotate the record", json!({"metadata": {"annotations": {"a": "b"}}})),
-            (
-                METADATA,
-                "keep the namespace from being deleted",
-                json!({"metadata": {"finalizers": ["example.com/keep"]}}),
-            ),
+            (OWNER, "have a Node own the record", owner(scene.other_node())),
+            (OWNER, "have another binding own the record", owned(json!({"name": "another"}))),
+            (OWNER, "keep the binding from being deleted", owned(json!({"blockOwnerDeletion": true}))),
+            (METADATA, "label the record", label("a", "b")),
+            (METADATA, "annotate the record", annotation("a", "b")),
+            (METADATA, "keep the namespace from being deleted", finalizers(&[KEEP])),
         ] {
-            attempts.expect(ExpectedVerdict::Refused(POLICY, words), title, patches(&change));
+            attempts.expect(Verdict::refused(POLICY, words), title, patches(&change));
         }
     }
 }

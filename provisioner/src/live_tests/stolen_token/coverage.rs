@@ -9,7 +9,6 @@ use super::attempt::AttackAttempt;
 use super::request::Verdict;
 use super::rights::{Right, narrowed, rules, warnings};
 
-/// Returns `true` if an attempt uses a right.
 fn uses(right: &Right, attempt: &AttackAttempt) -> bool {
     let also = attempt
         .additional_right
@@ -22,9 +21,9 @@ pub(super) fn of_rights(attacker: &Attacker, verdicts: &[(AttackAttempt, Verdict
     let account = attacker.account.name();
     let mut faults = String::new();
     for (attempt, verdict) in verdicts {
-        if !attempt.expected.matches(verdict) {
+        if !verdict.is(&attempt.expected) {
             let AttackAttempt { title, request, expected, .. } = attempt;
-            writeln!(faults, "{account}: {request}: {title}: {verdict}; expected: {expected:?}").unwrap();
+            writeln!(faults, "{account}: {request}: {title}: {verdict}; expected: {expected}").unwrap();
         }
     }
     for right in &attacker.rights {

@@ -2,7 +2,8 @@
 
 use serde_json::json;
 
-use super::attempt::{Attempts, ExpectedVerdict, changed};
+use super::attempt::{Attempts, KEEP, changed, finalizers, owner};
+use super::request::Verdict;
 use super::scene::{LEASE, Scene, leases};
 
 const POLICY: &str = "loopfs-controller-lease";
@@ -19,8 +20,8 @@ pub(super) fn hold(scene: &Scene, attempts: &mut Attempts) {
     attempts.allow("hold the Lease", leases().patches(lease, &held));
 
     let new = json!({"metadata": {"name": LEASE}});
-    let refused = |words| ExpectedVerdict::Refused(POLICY, words);
-    attempts.expect(ExpectedVerdict::Exists, "create the Lease", [leases().create(new.clone())]);
+    let refused = |words| Verdict::refused(POLICY, words);
+    attempts.expect(Verdict::Exists, "create the Lease", [leases().create(new.clone())]);
     for (title, metadata) in [
         ("create another Lease", json!({"name": "kube-scheduler"})),
         ("create a Lease of a generated name", json!({"name": null, "generateName": LEASE})),
@@ -28,11 +29,10 @@ pub(super) fn hold(scene: &Scene, attempts: &mut Attempts) {
         let lease = leases().create(changed(&new, json!({"metadata": metadata})));
         attempts.expect(refused(OWN_LEASE), title, [lease]);
     }
-    for (title, metadata) in [
-        ("keep the namespace from being deleted", json!({"finalizers": ["example.com/keep"]})),
-        ("keep a Node from being deleted", json!({"ownerReferences": [scene.other_node()]})),
+    for (title, change) in [
+        ("keep the namespace from being deleted", finalizers(&[KEEP])),
+        ("keep a Node from being deleted", owner(scene.other_node())),
     ] {
-        let change = json!({"metadata": metadata});
         attempts.expect(refused(BARE), title, [leases().create(changed(&new, change.clone()))]);
         attempts.expect(refused(BARE), title, leases().patches(lease, &change));
     }

@@ -1,10 +1,11 @@
 //! Requests for the objects in which the driver reports: CSIStorageCapacities and events.
 
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::attacker::Attacker;
-use super::attempt::{Attempts, ExpectedVerdict, changed, name};
-use super::scene::{OTHER_DRIVER, Scene, capacities, events};
+use super::attempt::{Attempts, KEEP, changed, finalizers, label, metadata, name, owner};
+use super::request::Verdict;
+use super::scene::{NODE_LABEL, OTHER_DRIVER, Scene, capacities, events};
 
 const CAPACITIES: &str = "loopfs-provisioner-capacities";
 const EVENTS: &str = "loopfs-provisioner-events";
@@ -21,165 +22,108 @@ const BARE: &str = "may not record events with finalizers or owners";
 
 pub(super) fn capacity(scene: &Scene, attacker: &Attacker, attempts: &mut Attempts) {
     let (here, there) = (scene.here, scene.there);
-    let refused = |words| ExpectedVerdict::Refused(CAPACITIES, words);
-    let owner = |change: serde_json::Value| {
-        let mut owner =
-            json!({"apiVersion": "v1", "kind": "Pod", "name": attacker.pod.name, "uid": attacker.pod.uid});
-        crate::testing::fixtures::merge(&mut owner, change);
-        json!({"metadata": {"ownerReferences": [owner]}})
-    };
-    let capacity = changed(&scene.new_capacity(here), owner(json!({})));
+    let refused = |words| Verdict::refused(CAPACITIES, words);
+    let pod = json!({"apiVersion": "v1", "kind": "Pod", "name": attacker.pod.name, "uid": attacker.pod.uid});
+    let pod_with = |change: Value| owner(changed(&pod, change));
+    let capacity = changed(&scene.new_capacity(here), owner(pod.clone()));
+    let create = |change: Value| [capacities().create(changed(&capacity, change))];
     attempts.allow(
         "publish its own capacity",
         [capacities().create(capacity.clone()), capacities().apply(capacity.clone())],
     );
     attempts.refuse_unbound(CAPACITIES, "publish a capacity", capacities().create(capacity.clone()));
+    let topology = |labels: Value| json!({"nodeTopology": {"matchLabels": labels}});
+    let of_there = topology(json!({"topology.csi.loopfs.dev/node": there}));
+    let named = |name: String| metadata(json!({"name": name}));
+    let generated = json!({"name": null, "generateName": format!("{here}-")});
     for (words, title, change) in [
-        (
-            OWN_CAPACITY,
-            "publish the capacity of another node",
-            json!({"nodeTopology": {"matchLabels": {"topology.csi.loopfs.dev/node": there}}}),
-        ),
-        (OWN_CAPACITY, "publish the capacity of all nodes", json!({"nodeTopology": {"matchLabels": null}})),
-        (OWN_CAPACITY, "publish the capacity of no node", json!({"nodeTopology": null})),
-        (
-            NAME,
-            "take the name of another node's capacity",
-            json!({"metadata": {"name": format!("{there}-0123456789abcdef")}}),
-        ),
-        (
-            NAME,
-            "take the name of the capacity of a node whose name begins alike",
-            json!({"metadata": {"name": format!("{here}-b-0123456789abcdef")}}),
-        ),
-        (
-            NAME,
-            "publish under a generated name",
-            json!({"metadata": {"name": null, "generateName": format!("{here}-")}}),
-        ),
+        (OWN_CAPACITY, "the capacity of another node", of_there),
+        (OWN_CAPACITY, "the capacity of all nodes", topology(Value::Null)),
+        (OWN_CAPACITY, "the capacity of no node", json!({"nodeTopology": null})),
+        (NAME, "under the name of another node's capacity", named(format!("{there}-0123456789abcdef"))),
+        (NAME, "under a name that begins as its own", named(format!("{here}-b-0123456789abcdef"))),
+        (NAME, "under a generated name", metadata(generated)),
+        (LABELS, "what another node's provisioner takes for its own", label(NODE_LABEL, there)),
         (
             LABELS,
-            "publish what another node's provisioner takes for its own",
-            json!({"metadata": {"labels": {"csi.loopfs.dev/node": there}}}),
+            "what another driver's provisioner takes for its own",
+            label("csi.storage.k8s.io/drivername", OTHER_DRIVER),
         ),
-        (
-            LABELS,
-            "publish what another driver's provisioner takes for its own",
-            json!({"metadata": {"labels": {"csi.storage.k8s.io/drivername": OTHER_DRIVER}}}),
-        ),
-        (OWNER, "publish for another pod", owner(json!({"uid": "another"}))),
-        (OWNER, "publish for a Node", owner(json!({"kind": "Node"}))),
-        (OWNER, "keep its own pod from being deleted", owner(json!({"blockOwnerDeletion": true}))),
-        (
-            FINALIZERS,
-            "keep the namespace from being deleted",
-            json!({"metadata": {"finalizers": ["example.com/keep"]}}),
-        ),
+        (OWNER, "for another pod", pod_with(json!({"uid": "another"}))),
+        (OWNER, "for a Node", pod_with(json!({"kind": "Node"}))),
+        (OWNER, "what keeps its own pod from being deleted", pod_with(json!({"blockOwnerDeletion": true}))),
+        (FINALIZERS, "what keeps the namespace from being deleted", finalizers(&[KEEP])),
     ] {
-        attempts.expect(refused(words), title, [capacities().create(changed(&capacity, change))]);
+        attempts.expect(refused(words), format!("publish {title}"), create(change));
     }
     attempts.expect(
-        ExpectedVerdict::Refused("loopfs-provisioner-classes", "classes of other drivers"),
+        Verdict::refused("loopfs-provisioner-classes", "classes of other drivers"),
         "publish a capacity for another driver's class",
-        [capacities().create(changed(&capacity, json!({"storageClassName": scene.other_class})))],
+        create(json!({"storageClassName": scene.other_class})),
     );
 
     let [own, theirs, other] = ["own", "theirs", "other"].map(|whose| &scene.capacities[whose]);
     let larger = json!({"capacity": "2Gi"});
     attempts.allow("change its own capacity", capacities().patches(own, &larger));
     for (words, title, change) in [
-        (
-            LABELS,
-            "label its own capacity as another node's",
-            json!({"metadata": {"labels": {"csi.loopfs.dev/node": there}}}),
-        ),
-        (OWNER, "have a Node own its own capacity", owner(json!({"kind": "Node"}))),
-        (
-            FINALIZERS,
-            "add a finalizer to its own capacity",
-            json!({"metadata": {"finalizers": ["example.com/keep"]}}),
-        ),
+        (LABELS, "label its own capacity as another node's", label(NODE_LABEL, there)),
+        (OWNER, "have a Node own its own capacity", pod_with(json!({"kind": "Node"}))),
+        (FINALIZERS, "add a finalizer to its own capacity", finalizers(&[KEEP])),
     ] {
         attempts.expect(refused(words), title, capacities().patches(own, &change));
     }
-    for (title, capacity) in
-        [("change another node's capacity", theirs), ("change another driver's capacity", other)]
-    {
-        attempts.expect(refused(OWN_CAPACITY), title, capacities().patches(capacity, &larger));
-    }
     attempts.allow("delete its own capacity", [capacities().delete(name(own))]);
-    for (title, capacity) in
-        [("delete another node's capacity", theirs), ("delete another driver's capacity", other)]
-    {
-        attempts.expect(
-            refused("may change and delete only the capacities"),
-            title,
-            [capacities().delete(name(capacity))],
-        );
+    for (whose, capacity) in [("node", theirs), ("driver", other)] {
+        let change = capacities().patches(capacity, &larger);
+        attempts.expect(refused(OWN_CAPACITY), format!("change another {whose}'s capacity"), change);
+        let words = "may change and delete only the capacities";
+        let delete = [capacities().delete(name(capacity))];
+        attempts.expect(refused(words), format!("delete another {whose}'s capacity"), delete);
     }
 }
 
 pub(super) fn event(scene: &Scene, attempts: &mut Attempts) {
     let (here, there) = (scene.here, scene.there);
-    let refused = |words| ExpectedVerdict::Refused(EVENTS, words);
+    let refused = |words| Verdict::refused(EVENTS, words);
     let event = scene.new_event(here);
-    let in_default = events(scene).within("default");
-    let about = |kind: &str, name: &str| json!({"regarding": {"apiVersion": "v1", "kind": kind, "name": name, "namespace": null}});
+    let in_default = |kind: &str, name: &str| {
+        let object = json!({"apiVersion": "v1", "kind": kind, "name": name, "namespace": null});
+        [events(scene).within("default").create(changed(&event, json!({"regarding": object})))]
+    };
     attempts.allow(
         "report about a claim",
         [events(scene).create(event.clone()), events(scene).apply(event.clone())],
     );
     for (kind, object) in [("PersistentVolume", "pvc-1"), ("Node", here)] {
-        attempts.allow(
-            &format!("report about a {kind}"),
-            [in_default.create(changed(&event, about(kind, object)))],
-        );
+        attempts.allow(format!("report about a {kind}"), in_default(kind, object));
     }
     attempts.refuse_unbound(EVENTS, "report about a claim", events(scene).create(event.clone()));
+    let pod = json!({"apiVersion": "v1", "kind": "Pod", "name": "p", "uid": "1"});
     for (words, title, change) in [
-        (OWN_NAME, "report in another node's name", json!({"reportingInstance": there})),
-        (OWN_NAME, "report in another driver's name", json!({"reportingController": OTHER_DRIVER})),
-        (OWN_NAME, "report as the kubelet", json!({"reportingController": "kubelet"})),
-        (REGARDING, "report about a Pod", json!({"regarding": {"kind": "Pod"}})),
-        (
-            REGARDING,
-            "report about a ConfigMap of another namespace",
-            json!({"regarding": {"kind": "ConfigMap"}}),
-        ),
-        (
-            BARE,
-            "keep the namespace from being deleted",
-            json!({"metadata": {"finalizers": ["example.com/keep"]}}),
-        ),
-        (
-            BARE,
-            "report for an owner",
-            json!({"metadata": {"ownerReferences": [{"apiVersion": "v1", "kind": "Pod", "name": "p", "uid": "1"}]}}),
-        ),
+        (OWN_NAME, "in another node's name", json!({"reportingInstance": there})),
+        (OWN_NAME, "in another driver's name", json!({"reportingController": OTHER_DRIVER})),
+        (OWN_NAME, "as the kubelet", json!({"reportingController": "kubelet"})),
+        (REGARDING, "about a Pod", json!({"regarding": {"kind": "Pod"}})),
+        (REGARDING, "about another namespace's ConfigMap", json!({"regarding": {"kind": "ConfigMap"}})),
+        (BARE, "what keeps the namespace from being deleted", finalizers(&[KEEP])),
+        (BARE, "for an owner", owner(pod)),
     ] {
+        let title = format!("report {title}");
         attempts.expect(refused(words), title, [events(scene).create(changed(&event, change))]);
     }
-    attempts.expect(
-        refused(REGARDING),
-        "report about another node",
-        [in_default.create(changed(&event, about("Node", there)))],
-    );
+    attempts.expect(refused(REGARDING), "report about another node", in_default("Node", there));
 
     let [own, theirs, other] = ["own", "theirs", "other"].map(|whose| &scene.events[whose]);
     let repeated = json!({"series": {"count": 2, "lastObservedTime": "2026-01-01T00:00:01.000000Z"}});
     attempts.allow("count its own event", events(scene).patches(own, &repeated));
-    let keep = json!({"metadata": {"finalizers": ["example.com/keep"]}});
-    attempts.expect(refused(BARE), "add a finalizer to its own event", events(scene).patches(own, &keep));
-    let label = json!({"metadata": {"labels": {"a": "b"}}});
-    for (words, title, event) in
-        [(OWN_NAME, "label another node's event", theirs), (OWN_NAME, "label another driver's event", other)]
-    {
-        attempts.expect(refused(words), title, events(scene).patches(event, &label));
+    let keep = events(scene).patches(own, &finalizers(&[KEEP]));
+    attempts.expect(refused(BARE), "add a finalizer to its own event", keep);
+    for (title, event) in [("label another node's event", theirs), ("label another driver's event", other)] {
+        attempts.expect(refused(OWN_NAME), title, events(scene).patches(event, &label("a", "b")));
     }
-    let mine = json!({"reportingInstance": here});
     attempts.expect(
-        ExpectedVerdict::Invalid("field is immutable"),
+        Verdict::Invalid("field is immutable".to_owned()),
         "take another node's event",
-        events(scene).patches(theirs, &mine),
+        events(scene).patches(theirs, &json!({"reportingInstance": here})),
     );
 }

@@ -264,6 +264,22 @@ pub(super) enum Verdict {
 }
 
 impl Verdict {
+    /// Returns the verdict that a rule of a policy refuses a request. `message` may be a part of the rule's message.
+    pub(super) fn refused(policy: &str, message: &str) -> Self {
+        Verdict::Refused { policy: policy.to_owned(), message: message.to_owned() }
+    }
+
+    /// Returns `true` if the verdict is the expected one, and its message contains the expected one's.
+    pub(super) fn is(&self, expected: &Verdict) -> bool {
+        match (self, expected) {
+            (Verdict::Refused { policy, message }, Verdict::Refused { policy: expected, message: words }) => {
+                policy == expected && message.contains(words)
+            }
+            (Verdict::Invalid(message), Verdict::Invalid(words)) => message.contains(words),
+            _ => self == expected,
+        }
+    }
+
     /// Returns `true` if authorization and admission let the request pass.
     pub(super) fn allows(&self) -> bool {
         matches!(self, Verdict::Allowed | Verdict::Absent | Verdict::Exists)
@@ -276,7 +292,7 @@ impl Verdict {
             && let Some((policy, rest)) = denied.split_once('\'')
             && let Some((_, message)) = rest.split_once(" denied request: ")
         {
-            return Verdict::Refused { policy: policy.to_owned(), message: message.to_owned() };
+            return Verdict::refused(policy, message);
         }
         let escalates =
             ["attempting to grant RBAC permissions not currently held", "to use the aggregationRule"];

@@ -46,7 +46,6 @@ impl Right {
             && (self.name.is_none() || self.name == request.object)
     }
 
-    /// Returns `true` if the right changes nothing.
     pub(super) fn reads(&self) -> bool {
         ["get", "list", "watch"].contains(&self.verb.as_str())
     }

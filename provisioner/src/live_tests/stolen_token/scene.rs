@@ -10,16 +10,15 @@ use super::super::*;
 use super::request::TargetResource;
 use crate::api::hash::fnv1a;
 use crate::objects::loss_policy::Policy;
-use crate::objects::ownership::SELECTED_NODE;
+use crate::objects::ownership::{SELECTED_NODE, STORAGE_PROVISIONER};
 use crate::objects::pv::{self, Description, ReclaimPolicy};
 
+/// The label with the node of a PersistentVolume, a claim or a capacity.
+pub(super) const NODE_LABEL: &str = "csi.loopfs.dev/node";
 const NODES: [&str; 2] = ["node-a", "node-b"];
 pub(super) const DRIVER: &str = "csi.loopfs.dev";
 pub(super) const OTHER_DRIVER: &str = "csi.other.dev";
-/// The Lease of the controller.
 pub(super) const LEASE: &str = "loopfs-controller";
-
-const PROVISIONER: &str = "volume.kubernetes.io/storage-provisioner";
 
 /// The objects in the cluster. Claims and volumes have the name of the claim as key, capacities and events that of their owner.
 pub(super) struct Scene {
@@ -129,7 +128,8 @@ impl Scene {
 
     async fn claim(&mut self, cluster: &TestCluster, name: &'static str, change: Value) {
         cluster.claim(name, change).await;
-        let has_provisioner = |claim: &PersistentVolumeClaim| claim.annotations().contains_key(PROVISIONER);
+        let has_provisioner =
+            |claim: &PersistentVolumeClaim| claim.annotations().contains_key(STORAGE_PROVISIONER);
         self.claims.insert(name, until(&cluster.claims(), name, has_provisioner).await);
     }
 

@@ -7,17 +7,16 @@ use std::collections::BTreeMap;
 use serde_json::{Value, json};
 
 use super::super::*;
-use super::attempt::{Attempts, ExpectedVerdict, changed, name};
-use super::request::{AttackRequest, BodyFormat, TargetResource};
+use super::attempt::{Attempts, KEEP, annotation, changed, finalizers, label, name, owner, spec};
+use super::request::{AttackRequest, BodyFormat, TargetResource, Verdict};
 use super::scene::{DRIVER, OTHER_DRIVER, Scene, contents, dynamic, snapshot_classes};
+use crate::objects::snapshot::MANAGED_BY;
 
 const POLICY: &str = "loopfs-snapshots";
-const MANAGED_BY: &str = "snapshot.storage.kubernetes.io/managed-by";
 const IN_CREATION: &str = "snapshot.storage.kubernetes.io/volumesnapshot-being-created";
 const IN_DELETION: &str = "snapshot.storage.kubernetes.io/volumesnapshot-being-deleted";
 const SECRET: &str = "snapshot.storage.kubernetes.io/deletion-secret-name";
 const BOUND: &str = "snapshot.storage.kubernetes.io/volumesnapshotcontent-bound-protection";
-const KEEP: &str = "example.com/keep";
 
 // Words of the rules that refuse more than one of the requests.
 const SPEC: &str = "may not change the spec, labels and owners";
@@ -29,8 +28,8 @@ fn status() -> TargetResource {
     contents().subresource("status")
 }
 
-fn refused(words: &'static str) -> ExpectedVerdict {
-    ExpectedVerdict::Refused(POLICY, words)
+fn refused(words: &'static str) -> Verdict {
+    Verdict::refused(POLICY, words)
 }
 
 fn json_patch(resource: &TargetResource, object: &Value, operation: Value) -> AttackRequest {
@@ -59,14 +58,14 @@ impl Contents {
         let (here, there) = (scene.here, scene.there);
         let mut contents =
             Contents { objects: BTreeMap::new(), prefix: cluster.namespace.clone(), here, there };
-        let of = |node: &str| json!({"metadata": {"labels": {MANAGED_BY: node}}});
-        let held = |held_by: &str| json!({"metadata": {"finalizers": [held_by]}});
+        let of = |node: &str| label(MANAGED_BY, node);
+        let held = |held_by: &str| finalizers(&[held_by]);
         let status = json!({"status": {
             "snapshotHandle": "snapshot-1", "readyToUse": true, "creationTime": 1, "restoreSize": 1,
         }});
         let annotated = json!({"metadata": {"annotations": {IN_CREATION: "yes", "example.com/a": "b"}}});
         let failed = json!({"status": {"error": {"message": "full", "time": "2020-01-01T02:00:00+02:00"}}});
-        let other = json!({"spec": {"driver": OTHER_DRIVER}});
+        let other = spec(json!({"driver": OTHER_DRIVER}));
         for (object, changes) in [
             ("new", vec![of(here)]),
             ("own", vec![of(here), held(BOUND), annotated, status.clone()]),
@@ -139,8 +138,8 @@ impl Contents {
 
     /// Adds the requests of a controller that releases the snapshots of deleted nodes.
     pub(super) fn of_deleted_nodes(&self, attempts: &mut Attempts) {
-        let refused = |words| ExpectedVerdict::Refused("loopfs-lost-snapshots", words);
-        let released = json!({"metadata": {"finalizers": []}});
+        let refused = |words| Verdict::refused("loopfs-lost-snapshots", words);
+        let released = finalizers(&[]);
         attempts.allow("read all", [contents().request("list", None)]);
         for key in ["deleted", "theirs", "unlabelled"] {
             let requests = contents().patches(&self.objects[key], &released);
@@ -149,21 +148,11 @@ impl Contents {
         let only = "may only remove the finalizer of a snapshot that is being deleted";
         for (words, title, key, change) in [
             ("only its own snapshots", "release the snapshot of another driver", "other", released.clone()),
-            (only, "release a snapshot", "own", released),
-            (only, "remove another's finalizer", "kept", json!({"metadata": {"finalizers": []}})),
-            (
-                only,
-                "give a snapshot to another node",
-                "theirs",
-                json!({"metadata": {"labels": {MANAGED_BY: self.here}}}),
-            ),
-            (
-                only,
-                "annotate a snapshot",
-                "theirs",
-                json!({"metadata": {"annotations": {IN_CREATION: "yes"}}}),
-            ),
-            (only, "retain a snapshot", "theirs", json!({"spec": {"deletionPolicy": "Retain"}})),
+            (only, "release a snapshot", "own", released.clone()),
+            (only, "remove another's finalizer", "kept", released),
+            (only, "give a snapshot to another node", "theirs", label(MANAGED_BY, self.here)),
+            (only, "annotate a snapshot", "theirs", annotation(IN_CREATION, "yes")),
+            (only, "retain a snapshot", "theirs", spec(json!({"deletionPolicy": "Retain"}))),
         ] {
             attempts.expect(refused(words), title, contents().patches(&self.objects[key], &change));
         }
@@ -182,15 +171,13 @@ impl Contents {
         let error = json!({"message": "full", "time": "2026-01-01T00:00:00Z"});
         let failed = json!({"readyToUse": false, "error": error});
         let replace = |path: &str, value: Value| json!({"op": "replace", "path": path, "value": value});
-        let annotation = format!("/metadata/annotations/{}", IN_CREATION.replace('/', "~1"));
+        let path = format!("/metadata/annotations/{}", IN_CREATION.replace('/', "~1"));
         attempts.allow(
             "begin a snapshot",
             [json_patch(&contents(), new, replace("/metadata/annotations", json!({IN_CREATION: "yes"})))],
         );
-        attempts.allow(
-            "end a snapshot",
-            [json_patch(&contents(), own, json!({"op": "remove", "path": annotation}))],
-        );
+        attempts
+            .allow("end a snapshot", [json_patch(&contents(), own, json!({"op": "remove", "path": path}))]);
         let recorded = &own["status"];
         attempts
             .allow("record a snapshot", [json_patch(&status(), new, replace("/status", recorded.clone()))]);
@@ -207,18 +194,16 @@ impl Contents {
             [json_patch(&contents(), deleted, replace("/metadata/finalizers", Value::Null))],
         );
         // The same writes in the other forms.
-        let begun = json!({"metadata": {"annotations": {IN_CREATION: "yes"}}});
+        let begun = annotation(IN_CREATION, "yes");
         attempts.allow("begin a snapshot", contents().patches(new, &begun));
         attempts.allow("record an error", status_writes(new, failed));
-        let released = json!({"metadata": {"finalizers": []}});
-        attempts.allow("release a deleted snapshot", contents().patches(deleted, &released));
+        attempts.allow("release a deleted snapshot", contents().patches(deleted, &finalizers(&[])));
         // An administrator wrote the error of this snapshot.
         attempts.allow("begin a snapshot that failed", contents().patches(&self.objects["failed"], &begun));
     }
 
     fn foreign(&self, attempts: &mut Attempts) {
-        let annotate = json!({"metadata": {"annotations": {IN_CREATION: "yes"}}});
-        let release = json!({"metadata": {"finalizers": []}});
+        let (annotate, release) = (annotation(IN_CREATION, "yes"), finalizers(&[]));
         let record = json!({"snapshotHandle": "snapshot-2", "readyToUse": true});
         for (words, key) in [
             ("only snapshots of its own node", "theirs"),
@@ -226,7 +211,7 @@ impl Contents {
             ("only snapshots of its own driver", "other"),
         ] {
             let object = &self.objects[key];
-            let mut refuse = |title: String, requests| attempts.expect(refused(words), &title, requests);
+            let mut refuse = |title: String, requests| attempts.expect(refused(words), title, requests);
             refuse(format!("begin the snapshot {key}"), contents().patches(object, &annotate));
             refuse(format!("release the snapshot {key}"), contents().patches(object, &release));
             refuse(format!("record the snapshot {key}"), status_writes(object, record.clone()));
@@ -235,66 +220,44 @@ impl Contents {
         for key in ["own", "unlabelled"] {
             let object = &self.objects[key];
             let write = status_writes(object, record.clone()).remove(0);
-            attempts.refuse_unbound(POLICY, &format!("record the snapshot {key}"), write);
+            attempts.refuse_unbound(POLICY, format!("record the snapshot {key}"), write);
             let write = contents().patches(object, &annotate).remove(0);
-            attempts.refuse_unbound(POLICY, &format!("begin the snapshot {key}"), write);
+            attempts.refuse_unbound(POLICY, format!("begin the snapshot {key}"), write);
         }
-        let created =
-            changed(&self.new_content("created"), json!({"metadata": {"labels": {MANAGED_BY: self.here}}}));
-        attempts.expect(ExpectedVerdict::NotGranted, "create a snapshot", [contents().apply(created)]);
+        let created = changed(&self.new_content("created"), label(MANAGED_BY, self.here));
+        attempts.expect(Verdict::NotGranted, "create a snapshot", [contents().apply(created)]);
     }
 
     fn metadata(&self, attempts: &mut Attempts) {
         let own = &self.objects["own"];
-        let owner = json!({"apiVersion": "v1", "kind": "Node", "name": self.there, "uid": "1", "blockOwnerDeletion": true});
+        let there = json!({"apiVersion": "v1", "kind": "Node", "name": self.there, "uid": "1", "blockOwnerDeletion": true});
         let of_other = json!({"name": "s", "namespace": SYSTEM, "uid": "2"});
         for (words, title, change) in [
-            (
-                SPEC,
-                "give its own snapshot to another node",
-                json!({"metadata": {"labels": {MANAGED_BY: self.there}}}),
-            ),
-            (
-                SPEC,
-                "remove the node of its own snapshot",
-                json!({"metadata": {"labels": {MANAGED_BY: null}}}),
-            ),
-            (SPEC, "label its own snapshot", json!({"metadata": {"labels": {"a": "b"}}})),
-            (SPEC, "own its own snapshot", json!({"metadata": {"ownerReferences": [owner]}})),
-            (SPEC, "give its own snapshot to another driver", json!({"spec": {"driver": OTHER_DRIVER}})),
-            (SPEC, "retain its own snapshot", json!({"spec": {"deletionPolicy": "Retain"}})),
-            (SPEC, "give its own snapshot to another user", json!({"spec": {"volumeSnapshotRef": of_other}})),
-            (
-                SPEC,
-                "change the class of its own snapshot",
-                json!({"spec": {"volumeSnapshotClassName": "gold"}}),
-            ),
-            (ANNOTATIONS, "permit a deletion", json!({"metadata": {"annotations": {IN_DELETION: "yes"}}})),
-            (ANNOTATIONS, "name a secret", json!({"metadata": {"annotations": {SECRET: "password"}}})),
-            (
-                ANNOTATIONS,
-                "change an annotation",
-                json!({"metadata": {"annotations": {"example.com/a": "c"}}}),
-            ),
-            (
-                ANNOTATIONS,
-                "remove an annotation",
-                json!({"metadata": {"annotations": {"example.com/a": null}}}),
-            ),
+            (SPEC, "give its own snapshot to another node", label(MANAGED_BY, self.there)),
+            (SPEC, "remove the node of its own snapshot", label(MANAGED_BY, Value::Null)),
+            (SPEC, "label its own snapshot", label("a", "b")),
+            (SPEC, "own its own snapshot", owner(there)),
+            (SPEC, "give its own snapshot to another driver", spec(json!({"driver": OTHER_DRIVER}))),
+            (SPEC, "retain its own snapshot", spec(json!({"deletionPolicy": "Retain"}))),
+            (SPEC, "give its own snapshot to another user", spec(json!({"volumeSnapshotRef": of_other}))),
+            (SPEC, "change its own class", spec(json!({"volumeSnapshotClassName": "gold"}))),
+            (ANNOTATIONS, "permit a deletion", annotation(IN_DELETION, "yes")),
+            (ANNOTATIONS, "name a secret", annotation(SECRET, "password")),
+            (ANNOTATIONS, "change an annotation", annotation("example.com/a", "c")),
+            (ANNOTATIONS, "remove an annotation", annotation("example.com/a", Value::Null)),
         ] {
             attempts.expect(refused(words), title, contents().patches(own, &change));
         }
         for (title, change) in [
-            ("change the volume of its own snapshot", json!({"spec": {"source": {"volumeHandle": "pvc-2"}}})),
-            ("change the mode of its own snapshot", json!({"spec": {"sourceVolumeMode": "Block"}})),
+            ("change the volume of its own snapshot", spec(json!({"source": {"volumeHandle": "pvc-2"}}))),
+            ("change the mode of its own snapshot", spec(json!({"sourceVolumeMode": "Block"}))),
         ] {
             let requests = contents().patches(own, &change);
-            attempts.expect(ExpectedVerdict::Invalid("is immutable"), title, requests);
+            attempts.expect(Verdict::Invalid("is immutable".to_owned()), title, requests);
         }
     }
 
     fn finalizers(&self, attempts: &mut Attempts) {
-        let finalizers = |names: &[&str]| json!({"metadata": {"finalizers": names}});
         for (words, title, key, names) in [
             (FINALIZER, "keep its own snapshot from being deleted", "own", &[BOUND, KEEP][..]),
             (FINALIZER, "add the finalizer of a bound snapshot", "new", &[BOUND]),
@@ -319,7 +282,7 @@ impl Contents {
             json!({}),
         ] {
             let title = format!("record the error {error}");
-            attempts.expect(refused(ERROR), &title, status_writes(own, json!({"error": error})));
+            attempts.expect(refused(ERROR), title, status_writes(own, json!({"error": error})));
         }
         let group = status_writes(own, json!({"volumeGroupSnapshotHandle": "group"}));
         attempts.expect(
@@ -340,12 +303,8 @@ impl Contents {
             ("error", json!({"message": "full", "time": "2020-01-01T24:00:00Z"})),
         ] {
             let title = format!("record the {field} {value}");
-            let write = json_patch(
-                &status(),
-                own,
-                json!({"op": "add", "path": format!("/status/{field}"), "value": value}),
-            );
-            attempts.expect(ExpectedVerdict::Invalid("status."), &title, [write]);
+            let add = json!({"op": "add", "path": format!("/status/{field}"), "value": value});
+            attempts.expect(Verdict::Invalid("status.".to_owned()), title, [json_patch(&status(), own, add)]);
         }
     }
 }

@@ -3,9 +3,9 @@
 use serde_json::json;
 
 use super::attacker::Attacker;
-use super::attempt::{Attempts, ExpectedVerdict, name};
+use super::attempt::{Attempts, name};
 use super::claim_labels::NAME as CLAIM_LABELS;
-use super::request::{AttackRequest, TargetResource};
+use super::request::{AttackRequest, TargetResource, Verdict};
 use super::scene::{
     LEASE, Scene, capacities, claims, config_maps, contents, events, leases, mutating_policies,
     policy_bindings, snapshot_classes, snapshots, volumes,
@@ -35,7 +35,7 @@ pub(super) fn read(scene: &Scene, attacker: &Attacker, attempts: &mut Attempts) 
         watched.extend([volumes(), capacities()]);
         // Without the component snapshots, this cluster does not serve the kinds.
         let snapshots = [snapshots(scene).request("get", Some("s")), contents().request("get", Some("s"))];
-        attempts.expect(ExpectedVerdict::Absent, "read a snapshot", snapshots);
+        attempts.expect(Verdict::Absent, "read a snapshot", snapshots);
     }
     for verb in ["list", "watch"] {
         attempts.allow("read all", watched.iter().map(|resource| resource.request(verb, None)));
@@ -143,7 +143,7 @@ pub(super) fn not_granted(scene: &Scene, attacker: &Attacker, attempts: &mut Att
     for (resource, object) in &resources {
         let requests = all_verbs(resource, object);
         let not_granted = requests.filter(|request| !granted.iter().any(|right| right.is_used_by(request)));
-        attempts.expect(ExpectedVerdict::NotGranted, "use what no role grants", not_granted);
+        attempts.expect(Verdict::NotGranted, "use what no role grants", not_granted);
     }
     let unlisted = granted.iter().find(|right| {
         !resources.iter().any(|(resource, _)| {
