@@ -164,7 +164,7 @@ async fn too_large_claim_awaits_free_space() {
     // The scheduler selects this node again. A watch event of the claim does not end the back-off, but free space does.
     assert_ne!(reconcile_claim(&test_context, large()).await, Next::Change);
     test_context.volumes.state().size = Bytes(4 * GIB);
-    test_context.ctx.retry();
+    test_context.ctx.bump_retry_generation();
     assert_eq!(reconcile_claim(&test_context, large()).await, Next::Change);
     let expected = ["Provisioning", "ProvisioningFailed", "Provisioning", "ProvisioningSucceeded"];
     assert_eq!(test_context.finish().await, expected);
@@ -181,7 +181,7 @@ async fn failed_copy_causes_no_retry(#[case] kind: ErrorKind, #[case] rescheduli
     let test_context = context_with_source(vec![claim()], requests);
     test_context.volumes.break_with(fake_store::error(kind, "not copied"));
     reconcile_claim(&test_context, claim()).await;
-    test_context.ctx.retry();
+    test_context.ctx.bump_retry_generation();
     assert!(matches!(reconcile_claim(&test_context, claim()).await, Next::After(_)));
     assert_eq!(test_context.finish().await, FAILED);
 }
