@@ -158,6 +158,14 @@ where
     })
 }
 
+/// The state of the body of a watch.
+enum WatchBody<B> {
+    /// Nothing was delivered yet.
+    Begun(B),
+    Delivering(B),
+    Ended,
+}
+
 /// Returns the body of a watch, which ends if it delivers nothing for this long.
 ///
 /// If it was delivering before, the connection is probably dead, and the watch is resumed after the error. A watch that delivers not even
@@ -168,16 +176,21 @@ where
     B: HttpBody<Data = Bytes> + Send + 'static,
     B::Error: Into<BoxError>,
 {
-    let begun = (Some(Box::pin(body)), false);
-    StreamBody::new(stream::try_unfold(begun, move |(body, is_delivering)| async move {
-        let Some(mut body) = body else { return Ok(None) };
+    StreamBody::new(stream::try_unfold(WatchBody::Begun(Box::pin(body)), move |state| async move {
+        let (mut body, is_delivering) = match state {
+            WatchBody::Begun(body) => (body, false),
+            WatchBody::Delivering(body) => (body, true),
+            WatchBody::Ended => return Ok(None),
+        };
         match timeout(silence, body.frame()).await {
             Ok(None) => Ok(None),
-            Ok(Some(frame)) => Ok(Some((frame.map_err(Into::<BoxError>::into)?, (Some(body), true)))),
+            Ok(Some(frame)) => {
+                Ok(Some((frame.map_err(Into::<BoxError>::into)?, WatchBody::Delivering(body))))
+            }
             Err(_elapsed) if is_delivering => {
                 Err(format!("the watch has delivered nothing for {silence:?}").into())
             }
-            Err(_elapsed) => Ok(Some((Frame::data(expired(silence)), (None, false)))),
+            Err(_elapsed) => Ok(Some((Frame::data(expired(silence)), WatchBody::Ended))),
         }
     }))
 }

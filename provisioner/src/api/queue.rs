@@ -21,10 +21,10 @@ use kube::runtime::watcher::{self, Event};
 use kube::{Api, Resource};
 use serde::de::DeserializeOwned;
 use tokio::sync::{SetOnce, mpsc, watch};
-use tokio::task::{JoinError, JoinSet};
+use tokio::task::JoinError;
 use tokio::time::sleep;
 use tokio_stream::wrappers::{UnboundedReceiverStream, WatchStream};
-use tokio_util::task::AbortOnDropHandle;
+use tokio_util::task::{AbortOnDropHandle, JoinMap};
 
 use crate::api::fair_queue::FairQueue;
 use crate::api::pruned::{Prune, Pruned};
@@ -161,7 +161,7 @@ async fn reconcile_fast<K: KubernetesObject, Reconciling: Future<Output = Next> 
 }
 
 /// Reconciles the objects that `turns` names, as the queue grants them slots, until `naming` and the reconciliations in progress have
-/// ended. An object that waits takes no more memory than its name.
+/// ended. An object that waits for a slot takes no more memory than its name, and one that waits for its next attempt has one task.
 async fn reconcile_slow<K: KubernetesObject, Reconciling: Future<Output = Next> + Send + 'static>(
     slots: usize,
     mut turns: mpsc::UnboundedReceiver<ObjectRef<K>>,
@@ -171,15 +171,12 @@ async fn reconcile_slow<K: KubernetesObject, Reconciling: Future<Output = Next> 
     depth: &QueueDepth,
 ) {
     let mut queue = FairQueue::new(slots);
-    let (mut running, mut delayed) = (JoinSet::new(), JoinSet::new());
+    let (mut running, mut delayed) = (JoinMap::new(), JoinMap::new());
     let mut open = true;
     while open || !running.is_empty() {
         while open && let Some(key) = queue.next() {
             match cache.get(&key) {
-                Some(object) => {
-                    let reconciling = start(object);
-                    running.spawn(async move { (key, reconciling.await) });
-                }
+                Some(object) => running.spawn(key, start(object)),
                 None => {
                     depth.left(&key);
                     queue.end(&key);
@@ -189,15 +186,15 @@ async fn reconcile_slow<K: KubernetesObject, Reconciling: Future<Output = Next> 
         tokio::select! {
             _ended = &mut naming, if open => open = false,
             Some(key) = turns.recv(), if open => queue.push(key),
-            Some(due) = delayed.join_next(), if open => queue.push(due.unwrap_or_else(repeat_panic)),
-            Some(ended) = running.join_next() => {
-                let (key, next) = ended.unwrap_or_else(repeat_panic);
+            Some((key, due)) = delayed.join_next(), if open => {
+                due.unwrap_or_else(repeat_panic);
+                queue.push(key);
+            }
+            Some((key, ended)) = running.join_next() => {
                 queue.end(&key);
-                if let Next::After(wait) = next {
-                    delayed.spawn(async move {
-                        sleep(wait).await;
-                        key
-                    });
+                if let Next::After(wait) = ended.unwrap_or_else(repeat_panic) {
+                    // A tenant can change a claim whose copy fails again and again. This wait replaces an earlier one.
+                    delayed.spawn(key, sleep(wait));
                 }
             }
         }
@@ -343,17 +340,17 @@ mod tests {
     use kube::ResourceExt;
     use kube::runtime::reflector;
     use serde_json::json;
+    use tokio::runtime::Handle;
     use tokio::sync::oneshot;
     use tokio::time::timeout;
 
     use super::*;
     use crate::api::queue_metrics::QueueMetrics;
     use crate::objects::ownership;
-    use crate::testing::fixtures;
+    use crate::testing::{fixtures, mock_api_server};
 
     #[tokio::test]
     async fn slow_objects_delay_no_others() {
-        let (cache, mut writer) = reflector::store();
         let claims = [
             ("shop", "slow-1"),
             ("shop", "slow-2"),
@@ -363,12 +360,9 @@ mod tests {
             ("shop", "quick"),
             ("bank", "slow-of-bank"),
         ];
-        writer.apply_watcher_event(&Event::Init);
-        for (namespace, name) in claims {
-            let claim = fixtures::claim(json!({"metadata": {"namespace": namespace, "name": name}}));
-            writer.apply_watcher_event(&Event::InitApply(claim));
-        }
-        writer.apply_watcher_event(&Event::InitDone);
+        let claim =
+            |(namespace, name)| fixtures::claim(json!({"metadata": {"namespace": namespace, "name": name}}));
+        let (cache, _writer) = mock_api_server::cache(claims.map(claim).into());
         let (begun, mut beginnings) = mpsc::unbounded_channel();
         let (stop, stopped) = oneshot::channel::<()>();
         let signal = Arc::new(SetOnce::new());
@@ -401,6 +395,30 @@ mod tests {
         assert!(beginnings.recv().await.unwrap().starts_with("slow"));
         drop(stop);
         running.await.unwrap();
+    }
+
+    #[tokio::test]
+    async fn repeatedly_delayed_object_waits_once() {
+        let claim = fixtures::claim(json!({"metadata": {"name": "slow"}}));
+        let key = ObjectRef::from_obj(&claim);
+        let (cache, _writer) = mock_api_server::cache(vec![claim]);
+        let (named, queue) = mpsc::unbounded_channel();
+        let (begun, mut beginnings) = mpsc::unbounded_channel();
+        let reconcile = move |_claim, begun: Arc<mpsc::UnboundedSender<()>>| async move {
+            begun.send(()).unwrap();
+            Next::After(Duration::from_secs(3600))
+        };
+        let slow = Slow { slots: 2, is_slow: Box::new(is_slow) };
+        let workers = Workers { concurrency: 1, slow, depth: QueueMetrics::default().queue("claims") };
+        let queue = UnboundedReceiverStream::new(queue);
+        let never = futures::future::pending();
+        tokio::spawn(run(workers, queue, cache, reconcile, Arc::new(begun), never));
+        for _ in 0..100 {
+            named.send(key.clone()).unwrap();
+            timeout(Duration::from_secs(60), beginnings.recv()).await.expect("it is reconciled").unwrap();
+        }
+        let tasks = Handle::current().metrics().num_alive_tasks();
+        assert!(tasks < 10, "{tasks} tasks");
     }
 
     /// The API server cannot resume a watch after its restart, so the watch lists all objects again.

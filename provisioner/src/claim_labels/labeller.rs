@@ -594,6 +594,7 @@ mod tests {
     #[case::the_policy([404, 200], recorded(Some("binding-uid")))]
     #[case::the_binding([200, 404], recorded(Some("binding-uid")))]
     #[case::the_binding_without_a_trace([200, 404], recorded_without_owner())]
+    #[case::both([404, 404], recorded_without_owner())]
     #[tokio::test]
     async fn record_is_removed_after_deletion_of(#[case] found: [u16; 2], #[case] record: ExpectedRequest) {
         let policy = [(POLICY, found[0]), (BINDING, found[1])].map(|(path, status)| {

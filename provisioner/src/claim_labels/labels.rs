@@ -74,7 +74,7 @@ pub(crate) fn label_of<'a>(claim: &'a PersistentVolumeClaim, identity: &Identity
     claim.metadata.labels.as_ref()?.get(&identity.node_label()).map(String::as_str)
 }
 
-/// Returns the merge patch that labels a claim with the selected node. It fails if that has changed in the meantime.
+/// Returns the merge patch that labels a claim with the selected node. The API server returns 409 if the claim has changed.
 pub(crate) fn label_patch(claim: &PersistentVolumeClaim, node: &str, identity: &Identity) -> Value {
     let mut patch = bound_label_patch(claim, node, identity);
     patch["metadata"]["resourceVersion"] = json!(claim.metadata.resource_version);

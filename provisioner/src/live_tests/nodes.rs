@@ -193,9 +193,11 @@ async fn published_capacity_follows_free_capacity() {
     cluster.publishes("node-a", Some("64Mi")).await;
 
     let classes: Api<StorageClass> = Api::all(cluster.admin.clone());
-    let elsewhere = json!({"allowedTopologies": allowing(THERE)});
-    cluster.change(&classes, &cluster.class, elsewhere).await;
-    cluster.publishes("node-a", None).await;
+    for (allowed, capacity) in [(THERE, None), (HERE, Some("64Mi"))] {
+        let change = json!({"allowedTopologies": allowing(allowed)});
+        cluster.change(&classes, &cluster.class, change).await;
+        cluster.publishes("node-a", capacity).await;
+    }
     cluster.finish([provisioner]).await;
 }
 

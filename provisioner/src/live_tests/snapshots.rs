@@ -16,7 +16,7 @@ impl TestCluster {
     pub(super) async fn define_snapshots(&self) {
         self.opt_in(&DEFINITIONS).await;
         for objects in self.snapshot_kinds() {
-            eventually("the API server serves the kind", || async {
+            eventually(&format!("the API server serves {}", objects.resource_url()), || async {
                 objects.list(&ListParams::default()).await.ok()
             })
             .await;
@@ -27,7 +27,7 @@ impl TestCluster {
     pub(super) async fn remove_snapshot_definitions(&self) {
         self.opt_out(&DEFINITIONS).await;
         for objects in self.snapshot_kinds() {
-            eventually("the API server does not serve the kind", || async {
+            eventually(&format!("the API server does not serve {}", objects.resource_url()), || async {
                 let served = objects.list(&ListParams::default()).await;
                 matches!(served, Err(kube::Error::Api(status)) if status.code == 404).then_some(())
             })

@@ -17,6 +17,7 @@ use kube::runtime::reflector::store::Writer;
 use kube::runtime::watcher;
 use kube::{Api, ResourceExt};
 use loopfs::Bytes;
+use service::Delays;
 use tokio::sync::SetOnce;
 use tokio::time::{sleep, timeout};
 
@@ -47,8 +48,10 @@ const MANAGER_LABEL: &str = "csi.storage.k8s.io/managed-by";
 const MIN_INTERVAL: Duration = Duration::from_secs(1);
 /// Interval of updates without an event: other files on the disk take space, too.
 const POLL_INTERVAL: Duration = Duration::from_secs(60);
-/// How long the labels of this node count as current. A new node often gets its labels in its first minutes.
-const LABELS_LIFETIME: Duration = Duration::from_secs(120);
+/// How long the labels of this node count as current after so many reads that found the same ones. A new node often gets its labels in its
+/// first minutes.
+const LABELS_LIFETIME: Delays =
+    Delays { first: Duration::from_secs(60), longest: Duration::from_secs(10 * 60) };
 /// Wait after a failure.
 const RETRY_INTERVAL: Duration = Duration::from_secs(5);
 
@@ -98,17 +101,25 @@ pub(crate) async fn run(ctx: Arc<Context>, publishing: CapacityConfig, cache: Wr
     tokio::join!(watching, publishing);
 }
 
-/// Returns this node, as it was last read if that was recently.
+/// This node as it was last read, how many reads in a row found it so, and until when it counts as current.
+type KnownNode = (CandidateNode, u32, Instant);
+
+/// Returns this node. Reads it again if its labels may have changed.
 async fn current_node<'a>(
-    known: &'a mut Option<(Instant, CandidateNode)>,
+    known: &'a mut Option<KnownNode>,
     ctx: &Context,
     now: Instant,
 ) -> Result<&'a CandidateNode, Error> {
     let current = match known.take() {
-        Some((read, node)) if now < read + LABELS_LIFETIME => (read, node),
-        _ => (now, placement::this_node(ctx).await?),
+        Some((node, reads, until)) if now < until => (node, reads, until),
+        earlier => {
+            let node = placement::this_node(ctx).await?;
+            let unchanged = earlier.filter(|(earlier, ..)| *earlier == node);
+            let reads = unchanged.map_or(1, |(_, reads, _)| reads.saturating_add(1));
+            (node, reads, now + LABELS_LIFETIME.after(reads))
+        }
     };
-    Ok(&known.insert(current).1)
+    Ok(&known.insert(current).0)
 }
 
 /// Updates the objects. Awaits `node` only if a class does not allow all nodes. Returns how many were written.
@@ -372,6 +383,25 @@ mod tests {
         assert!(matches!(opening, StorageError::Pending(_)), "{opening}");
         test_context.ctx.storage.set(StorageState::Untried);
         assert_eq!(capacities(&classes, &test_context.ctx).await, Err(StorageError::Untried));
+        test_context.finish().await;
+    }
+
+    #[tokio::test]
+    async fn unchanged_labels_are_read_less_often() {
+        let read = |zone: &str| {
+            let node = fixtures::metadata_only(json!({"name": "node-a", "labels": {"zone": zone}}));
+            expect(http::Method::GET, "/api/v1/nodes/node-a", None).respond(node)
+        };
+        let test_context = TestContext::new(["west", "west", "east", "east"].map(read).into());
+        let (mut known, start) = (None, Instant::now());
+        let mut zones = Vec::new();
+        // It is read after 0, 60, 180 and 240 s.
+        for seconds in [0, 59, 60, 179, 180, 239, 240, 241] {
+            let at = start + Duration::from_secs(seconds);
+            let current = current_node(&mut known, &test_context.ctx, at).await.unwrap();
+            zones.push(current.labels["zone"].clone());
+        }
+        assert_eq!(zones, ["west", "west", "west", "west", "east", "east", "east", "east"]);
         test_context.finish().await;
     }
 

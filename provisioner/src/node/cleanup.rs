@@ -285,4 +285,14 @@ mod tests {
         test_context.ctx.claim_scope.set(ClaimScope::All);
         assert_eq!(kept_after_processing(test_context, &record).await, expected);
     }
+
+    /// The volume stays pending, so that the deletion is repeated.
+    #[tokio::test]
+    async fn failed_deletion_leaves_volume_pending() {
+        let (test_context, record) = with_pending_volume(vec![], deletes(absent()));
+        test_context.volumes.state().busy = true;
+        assert!(check_volume(&id(), &record, fixtures::FILESYSTEM, &test_context.ctx).await.is_err());
+        assert_eq!(test_context.volumes.state().pending.len(), 1);
+        test_context.finish().await;
+    }
 }

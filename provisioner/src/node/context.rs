@@ -90,7 +90,7 @@ impl Context {
     }
 
     /// Lets failed operations be retried that wait for free space or for the store.
-    pub(crate) fn retry(&self) {
+    pub(crate) fn bump_retry_generation(&self) {
         self.retry_generation.send_modify(|generation| *generation += 1);
     }
 

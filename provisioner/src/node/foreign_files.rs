@@ -33,7 +33,9 @@ fn report(found: &[ForeignFiles], ctx: &Context) {
     let mut repaired = BTreeMap::new();
     for files in found {
         let ForeignFiles { volume_id: volume, charged, charged_volume_id: victim, names, .. } = files;
-        let example = truncated(&files.example, EXAMPLE_MAX);
+        let kept = truncated(&files.example, EXAMPLE_MAX);
+        let rest = if kept.len() < files.example.len() { "..." } else { "" };
+        let example = format!("{kept}{rest}");
         let note = format!(
             "{names} files or directories of volume {volume} carry another project id than the volume, for example \
              {example}; their space is charged to {charged}, because their owner changed the id; start the driver \
@@ -76,7 +78,8 @@ mod tests {
     use crate::testing::fixtures;
     use crate::testing::mock_api_server::{Caches, TestContext};
 
-    /// Two findings about files of a volume with a PersistentVolume, of which the second one charges no volume.
+    /// Two findings about files of a volume with a PersistentVolume, of which the second one charges no volume
+    /// and has a long path.
     fn found(repaired: Option<u64>) -> [ForeignFiles; 2] {
         let files = ForeignFiles {
             volume_id: fixtures::VOLUME.to_owned(),
@@ -86,7 +89,8 @@ mod tests {
             example: "\"a\"".to_owned(),
             repaired,
         };
-        let other = ForeignFiles { charged_volume_id: String::new(), ..files.clone() };
+        let example = "é".repeat(4000);
+        let other = ForeignFiles { charged_volume_id: String::new(), example, ..files.clone() };
         [files, other]
     }
 
@@ -100,6 +104,8 @@ mod tests {
         report(&found(repaired), &test_context.ctx);
         let events = test_context.events().await;
         let (last, first) = (events.last().unwrap(), events.first().unwrap());
+        let cut = format!("for example {}...; their space", "é".repeat(EXAMPLE_MAX / 2));
+        assert!(events[2].note.contains(&cut), "{}", events[2].note);
         assert!(first.note.contains("for example \"a\"; their space is charged to volume victim"));
         assert!(repaired.is_none() || last.note.contains("put 4 files"), "{}", last.note);
         let reasons: Vec<_> = events.iter().map(|event| event.reason.as_str()).collect();

@@ -389,7 +389,7 @@ mod tests {
         test_context.volumes.state().busy = true;
         assert_eq!(reconciled(&test_context, released(json!({}))).await, Next::After(Duration::from_secs(1)));
         // Freed space does not end the use.
-        test_context.ctx.retry();
+        test_context.ctx.bump_retry_generation();
         assert!(matches!(reconciled(&test_context, released(json!({}))).await, Next::After(_)));
         assert_eq!(test_context.volumes.state().volumes.len(), 1);
         assert_eq!(test_context.finish().await, ["VolumeFailedDelete"]);

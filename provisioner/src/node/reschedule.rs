@@ -59,8 +59,8 @@ pub(crate) fn siblings_on_this_node(claim: &PersistentVolumeClaim, failure: &Err
             && other.metadata.uid != claim.metadata.uid
             && is_here(other)
     };
-    let claims = ctx.claims.cache.state().into_iter().filter(|other| is_sibling(other));
-    let mut siblings: Vec<_> = claims.map(|other| (distance(&other), other.name_any())).collect();
+    let siblings = ctx.claims.cache.state_filter(is_sibling).into_iter();
+    let mut siblings: Vec<_> = siblings.map(|other| (distance(&other), other.name_any())).collect();
     if siblings.is_empty() {
         return String::new();
     }

@@ -129,7 +129,7 @@ impl Watched<'_> {
             self.ctx.capacity.notify_one();
         }
         if opened || changed(|state| state.freed) {
-            self.ctx.retry();
+            self.ctx.bump_retry_generation();
         }
         if opened || before.is_none() {
             self.ctx.claims_deleted.notify_one();

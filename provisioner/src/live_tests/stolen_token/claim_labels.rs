@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 
 use super::super::*;
 use super::attempt::{Attempts, KEEP, annotation, changed, finalizers, label, owner};
-use super::request::Verdict;
+use super::request::{BodyFormat, Verdict};
 use super::scene::{DRIVER, NODE_LABEL, Scene, config_maps, dynamic, mutating_policies, policy_bindings};
 use crate::objects::ownership::SELECTED_NODE;
 
@@ -82,6 +82,10 @@ impl ClaimLabels {
         let complete = changed(&owner(binding.clone()), record);
         attempts.allow("record that all claims have labels", patches(&complete));
         attempts.allow("remove the record", patches(&json!({"data": null})));
+        // As a JSON patch, the change would write null into the absent data.
+        let removal = json!({"metadata": {"ownerReferences": []}, "data": {"policy-binding-uid": null}});
+        let removed = config_maps().patch(NAME, BodyFormat::Merge, removal);
+        attempts.allow("remove the record as the controller does", [removed]);
         attempts.refuse_unbound(POLICY, "record that all claims have labels", patches(&complete).remove(0));
         for (words, title, change) in [
             (DATA, "write another key", json!({"data": {"other": "text"}})),

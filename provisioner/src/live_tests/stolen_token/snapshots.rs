@@ -240,7 +240,7 @@ impl Contents {
             (SPEC, "give its own snapshot to another driver", spec(json!({"driver": OTHER_DRIVER}))),
             (SPEC, "retain its own snapshot", spec(json!({"deletionPolicy": "Retain"}))),
             (SPEC, "give its own snapshot to another user", spec(json!({"volumeSnapshotRef": of_other}))),
-            (SPEC, "change its own class", spec(json!({"volumeSnapshotClassName": "gold"}))),
+            (SPEC, "change the class of its snapshot", spec(json!({"volumeSnapshotClassName": "gold"}))),
             (ANNOTATIONS, "permit a deletion", annotation(IN_DELETION, "yes")),
             (ANNOTATIONS, "name a secret", annotation(SECRET, "password")),
             (ANNOTATIONS, "change an annotation", annotation("example.com/a", "c")),

@@ -86,18 +86,19 @@ pub(super) fn create(scene: &Scene, attempts: &mut Attempts) {
         (NAME, "under one claim's UID for another claim", spec(json!({"claimRef": {"uid": their_uid}}))),
         (NO_SECRETS, "with an attributes class", spec(json!({"volumeAttributesClassName": "gold"}))),
         (ANNOTATIONS, "that another driver deletes", annotation(PROVISIONED_BY, OTHER_DRIVER)),
-        (ANNOTATIONS, "that was migrated", annotation("pv.kubernetes.io/migrated-to", OTHER_DRIVER)),
-        (ANNOTATIONS, "for other claims", annotation("pv.kubernetes.io/bound-by-controller", "yes")),
-        (
-            ANNOTATIONS,
-            "that names another class in an annotation",
-            annotation("volume.beta.kubernetes.io/storage-class", scene.other_class.as_str()),
-        ),
         (NO_OWNERS, "that keeps a Node from being deleted", owner(scene.other_node())),
         (NO_OWNERS, "that cannot be deleted", finalizers(&[KEEP])),
     ] {
         let title = format!("create a volume {title}");
         attempts.expect(refused(words), title, [create(changed(&volume, change))]);
+    }
+    for (key, value) in [
+        ("pv.kubernetes.io/migrated-to", OTHER_DRIVER),
+        ("pv.kubernetes.io/bound-by-controller", "yes"),
+        ("volume.beta.kubernetes.io/storage-class", scene.other_class.as_str()),
+    ] {
+        let title = format!("create a volume with the annotation {key}");
+        attempts.expect(refused(ANNOTATIONS), title, [create(changed(&volume, annotation(key, value)))]);
     }
     // The kubelet reads the secrets of the first three.
     let secret = json!({"name": "password", "namespace": "kube-system"});
@@ -131,10 +132,18 @@ pub(super) fn change(scene: &Scene, attempts: &mut Attempts) {
     for (words, title, change) in [
         (ONLY_CAPACITY, "give its own volume to another tenant's claim", spec(json!({"claimRef": claim}))),
         (ONLY_CAPACITY, "offer its own volume to all claims", spec(json!({"claimRef": null}))),
-        (ONLY_CAPACITY, "change the policy", spec(json!({"persistentVolumeReclaimPolicy": "Retain"}))),
+        (
+            ONLY_CAPACITY,
+            "change the reclaim policy",
+            spec(json!({"persistentVolumeReclaimPolicy": "Retain"})),
+        ),
         (ONLY_CAPACITY, "change the class", spec(json!({"storageClassName": scene.other_class}))),
         (ONLY_CAPACITY, "add a mount option", spec(json!({"mountOptions": ["nosuid", "exec"]}))),
-        (ONLY_CAPACITY, "add a mode", spec(json!({"accessModes": ["ReadWriteOnce", "ReadWriteMany"]}))),
+        (
+            ONLY_CAPACITY,
+            "add an access mode",
+            spec(json!({"accessModes": ["ReadWriteOnce", "ReadWriteMany"]})),
+        ),
         (ONLY_CAPACITY, "name a secret afterwards", csi(json!({"controllerExpandSecretRef": secret}))),
         (METADATA, "label its own volume", label("topology.kubernetes.io/zone", "z")),
         (METADATA, "have another driver delete its own volume", annotation(PROVISIONED_BY, OTHER_DRIVER)),

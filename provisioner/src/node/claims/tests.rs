@@ -164,7 +164,7 @@ async fn too_large_claim_awaits_free_space() {
     // The scheduler selects this node again. A watch event of the claim does not end the back-off, but free space does.
     assert_ne!(reconcile_claim(&test_context, large()).await, Next::Change);
     test_context.volumes.state().size = Bytes(4 * GIB);
-    test_context.ctx.retry();
+    test_context.ctx.bump_retry_generation();
     assert_eq!(reconcile_claim(&test_context, large()).await, Next::Change);
     let expected = ["Provisioning", "ProvisioningFailed", "Provisioning", "ProvisioningSucceeded"];
     assert_eq!(test_context.finish().await, expected);
@@ -181,7 +181,7 @@ async fn failed_copy_causes_no_retry(#[case] kind: ErrorKind, #[case] rescheduli
     let test_context = context_with_source(vec![claim()], requests);
     test_context.volumes.break_with(fake_store::error(kind, "not copied"));
     reconcile_claim(&test_context, claim()).await;
-    test_context.ctx.retry();
+    test_context.ctx.bump_retry_generation();
     assert!(matches!(reconcile_claim(&test_context, claim()).await, Next::After(_)));
     assert_eq!(test_context.finish().await, FAILED);
 }
@@ -325,25 +325,25 @@ fn context_with_volume(mode: &str, requests: Vec<ExpectedRequest>) -> TestContex
 }
 
 /// Returns the claim after a patch, as the API server returns it.
-fn after_patch(claim: PersistentVolumeClaim, version: &str, change: Value) -> Value {
+fn after_patch(claim: &PersistentVolumeClaim, version: &str, change: Value) -> PersistentVolumeClaim {
     let mut claim = serde_json::to_value(claim).unwrap();
     fixtures::merge(&mut claim, change);
     fixtures::merge(&mut claim, json!({"metadata": {"resourceVersion": version}}));
-    claim
+    serde_json::from_value(claim).unwrap()
 }
 
 /// Returns the expected request that records the begin of an expansion to `size`, and the claim after it.
-fn expect_begin(claim: PersistentVolumeClaim, size: &str) -> (ExpectedRequest, Value) {
-    let target = claim_status::requested(&claim).unwrap().unwrap();
-    let patch = resize::begin(&claim, target, Timestamp::UNIX_EPOCH).unwrap();
+fn expect_begin(claim: &PersistentVolumeClaim, size: &str) -> (ExpectedRequest, PersistentVolumeClaim) {
+    let target = claim_status::requested(claim).unwrap().unwrap();
+    let patch = resize::begin(claim, target, Timestamp::UNIX_EPOCH).unwrap();
+    assert_eq!(patch["status"]["allocatedResources"]["storage"], size);
     let begun = after_patch(claim, "101", patch.clone());
-    assert_eq!(begun["status"]["allocatedResources"]["storage"], size);
     (expect(Method::PATCH, STATUS, patch).respond(&begun), begun)
 }
 
 #[tokio::test]
 async fn expansion_writes_persistent_volume_before_claim() {
-    let (begin, begun) = expect_begin(requesting("4Mi"), "4Mi");
+    let (begin, begun) = expect_begin(&requesting("4Mi"), "4Mi");
     let capacity = json!({
         "metadata": {"uid": "volume-uid", "resourceVersion": "200"}, "spec": {"capacity": {"storage": "4Mi"}},
     });
@@ -359,11 +359,10 @@ async fn expansion_writes_persistent_volume_before_claim() {
             "capacity": {"storage": "4Mi"}, "allocatedResourceStatuses": {"storage": null}, "conditions": [],
         },
     });
-    let begun: PersistentVolumeClaim = serde_json::from_value(begun).unwrap();
     let requests = vec![
         begin,
         expect(Method::PATCH, VOLUME, capacity).respond(expanded),
-        expect(Method::PATCH, STATUS, finish.clone()).respond(after_patch(begun, "102", finish)),
+        expect(Method::PATCH, STATUS, finish.clone()).respond(after_patch(&begun, "102", finish)),
     ];
     let test_context = context_with_volume("Filesystem", requests);
     assert_eq!(reconcile_claim(&test_context, requesting("4Mi")).await, Next::Change);
@@ -375,7 +374,7 @@ async fn expansion_writes_persistent_volume_before_claim() {
 
 #[tokio::test]
 async fn conflict_is_retried_without_event() {
-    let (begin, _) = expect_begin(requesting("4Mi"), "4Mi");
+    let (begin, _) = expect_begin(&requesting("4Mi"), "4Mi");
     let test_context = context_with_volume("Filesystem", vec![begin.refuse(409, "Conflict")]);
     assert_eq!(reconcile_claim(&test_context, requesting("4Mi")).await, Next::After(backoff::CONFLICT.first));
     assert_ne!(reconcile_claim(&test_context, requesting("4Mi")).await, Next::Change);
@@ -399,10 +398,29 @@ async fn creation_awaits_another_call_without_event() {
 /// The status of the claim says that its expansion is in progress.
 #[tokio::test]
 async fn expansion_awaits_another_call_without_event() {
-    let (begin, _) = expect_begin(requesting("4Mi"), "4Mi");
+    let (begin, _) = expect_begin(&requesting("4Mi"), "4Mi");
     let test_context = context_with_volume("Filesystem", vec![begin]);
     test_context.volumes.state().locked = true;
     let next = reconcile_claim(&test_context, requesting("4Mi")).await;
     assert_eq!(next, Next::After(backoff::CONFLICT.first));
     assert_eq!(test_context.finish().await, ["Resizing"]);
+}
+
+#[tokio::test]
+async fn own_status_write_keeps_back_off() {
+    let (begin, begun) = expect_begin(&requesting("2Gi"), "2Gi");
+    let why =
+        "volume pvc-0b6b9a6d-6d0e-4d8c-9a0c-2d1d5e3f7a11: 2146435072 bytes requested, 1072693248 available";
+    let outcome = resize::ExpansionOutcome::Infeasible(why.to_owned());
+    let record = resize::record(&begun, &fixtures::volume(json!({})), &outcome, Timestamp::UNIX_EPOCH);
+    let patch = record.claim.unwrap();
+    let refused = after_patch(&begun, "102", patch.clone());
+    let requests = vec![begin, expect(Method::PATCH, STATUS, patch).respond(&refused)];
+    let test_context = context_with_volume("Filesystem", requests);
+    assert_eq!(reconcile_claim(&test_context, requesting("2Gi")).await, first_retry());
+    // The watch passes on what this process has written.
+    for written in [begun, refused] {
+        assert_ne!(reconcile_claim(&test_context, written).await, Next::Change);
+    }
+    assert_eq!(test_context.finish().await, ["Resizing", "VolumeResizeFailed"]);
 }
