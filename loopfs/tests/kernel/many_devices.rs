@@ -37,8 +37,9 @@ fn for_each<T: Send>(volumes: &[VolumeId], work: impl Fn(&VolumeId) -> T + Sync)
 /// All devices are attached, found, listed, detached and removed.
 #[test]
 fn four_thousand_devices_can_be_managed() {
-    let devices_before = loop_devices();
+    // Opening it loads the module, which creates devices.
     let store = TestStore::open();
+    let devices_before = loop_devices();
     // The pool has its own range, so that idle devices of other tests are not counted.
     let options = PoolOptions { range: 0x3_0000..0x4_0000, keep_idle: DEVICES };
     let control = LoopControl::with_pool(options.clone()).unwrap();

@@ -3,7 +3,7 @@ use std::io::Write;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt, symlink};
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use loopfs::loop_device::Access;
@@ -457,6 +457,27 @@ fn deleted_volumes_in_use_keep_projects() {
     drop(held);
     assert_eq!(store.empty_trash().unwrap(), 1);
     assert_eq!(entry_count("trash"), 0);
+}
+
+/// Each caller has its own store. They share only the file system.
+#[rstest]
+fn concurrent_expansions_reach_the_largest_size(
+    #[values(VolumeKind::Filesystem, VolumeKind::Block)] kind: VolumeKind,
+) {
+    const STEP: u64 = 64 << 10;
+    let (store, id) = (TestStore::open(), id("expanded"));
+    store.create(&id, &VolumeSpec::new(kind, Bytes(STEP))).unwrap();
+    let steps = AtomicU64::new(1);
+    for round in 1..=40 {
+        concurrently(4, || {
+            let store = VolumeStore::open(&xfs(), StoreOptions::default()).unwrap();
+            let capacity = Bytes((1 + steps.fetch_add(1, Ordering::Relaxed)) * STEP);
+            assert!(store.expand(&id, capacity).unwrap().capacity() >= capacity);
+        });
+        let largest = Bytes((1 + 4 * round) * STEP);
+        assert_eq!(store.volume(&id).unwrap().capacity(), largest, "round {round}");
+        assert_eq!(store.space().unwrap().reserved, largest, "round {round}");
+    }
 }
 
 #[test]

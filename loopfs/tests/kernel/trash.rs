@@ -3,19 +3,19 @@
 
 use std::fs::File;
 use std::io::{BufRead, BufReader, Read};
-use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::sync::Barrier;
 
 use loopfs::loop_device::{Access, AttachOptions, Detach, LoopControl};
+use loopfs::mount::{MountFlags, bind_mount};
 use loopfs::volume_store::{Provisioning, StoreOptions, VolumeKind, VolumeSpec, VolumeStore};
 use loopfs::{Bytes, ErrorKind};
-use nix::mount::{MsFlags, mount, umount};
+use nix::mount::{MntFlags, MsFlags, mount, umount, umount2};
 use rstest::rstest;
 use rustix::fs::{IFlags, ioctl_getflags, ioctl_setflags};
 
-use crate::environment::{Leaks, MIB, id, store, this_test_again, xfs};
+use crate::environment::{Leaks, MIB, id, scratch, store, this_test_again, xfs};
 use crate::fixtures::{TestStore, assert_fails, entry};
 
 /// Set in a child process of a test.
@@ -34,10 +34,14 @@ fn reserved() -> Bytes {
     open().space().unwrap().reserved
 }
 
-/// Creates a volume and removes its directory. The returned descriptor keeps its project id draining.
-fn draining(store: &VolumeStore, name: &str) -> OwnedFd {
-    store.create(&id(name), &VolumeSpec::new(VolumeKind::Filesystem, SIZE)).unwrap();
-    let held = store.volume(&id(name)).unwrap().open_dir().unwrap();
+/// Creates a volume and removes its directory. The returned descriptor keeps its project id draining, as a process in a lazily
+/// detached mount does, which no mount table lists.
+fn draining(store: &VolumeStore, name: &str) -> File {
+    let (volume, target) =
+        (store.create(&id(name), &VolumeSpec::new(VolumeKind::Filesystem, SIZE)).unwrap(), scratch());
+    bind_mount(volume.open_dir().unwrap(), target.path(), MountFlags::default()).unwrap();
+    let held = File::open(target.path()).unwrap();
+    umount2(target.path(), MntFlags::MNT_DETACH).unwrap();
     assert!(store.delete(&id(name)).unwrap());
     assert_eq!(store.empty_trash().unwrap(), 1);
     held
