@@ -515,17 +515,17 @@ fn waiting_for_a_lock_times_out() {
     reset(|_| {});
     let (control, image) = (LoopControl::open().unwrap(), image());
     let hurried = options().deadline(Duration::from_millis(20));
-    let assert_busy = || {
+    let assert_busy = |remedy: &str| {
         let error = control.attach(image.as_fd(), &hurried).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Busy, "{error}");
-        assert!(error.to_string().contains("lslocks"), "{error}");
+        assert!(error.remedy().is_some_and(|text| text.contains(remedy)), "{error}");
     };
     let by_a_thread = exclusion::Exclusion::lock(image.as_fd(), Duration::ZERO).unwrap();
-    assert_busy();
+    assert_busy("lslocks");
     drop(by_a_thread);
     let own = reopen(image.as_fd(), nix::fcntl::OFlag::O_RDONLY).unwrap();
     let by_the_caller = flock::exclusive(own, Duration::ZERO, "test the lock").unwrap();
-    assert_busy();
+    assert_busy("pass the descriptor of this process");
     drop(by_the_caller);
     control.attach(image.as_fd(), &hurried).unwrap();
 }
