@@ -3,7 +3,6 @@
 use std::collections::HashSet;
 use std::hash::Hash;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
 
 use crate::deadline::Deadline;
 
@@ -37,15 +36,16 @@ impl<K> Default for KeyedLocks<K> {
 
 impl<K: Clone + Eq + Hash> KeyedLocks<K> {
     /// Waits until no other thread has the object locked.
+    #[cfg(feature = "publish")]
     pub(crate) fn lock(&self, key: K) -> KeyedLock<'_, K> {
         loop {
-            if let Some(locked) = self.lock_until(key.clone(), Deadline::after(Duration::MAX)) {
+            if let Some(locked) = self.lock_until(key.clone(), Deadline::after(std::time::Duration::MAX)) {
                 return locked;
             }
         }
     }
 
-    /// As [`lock`](Self::lock). Returns `None` if another thread still has the object at the deadline.
+    /// Waits until no other thread has the object locked. Returns `None` if one still has it at the deadline.
     pub(crate) fn lock_until(&self, key: K, deadline: Deadline) -> Option<KeyedLock<'_, K>> {
         let mut state = self.state();
         while state.locked.contains(&key) {

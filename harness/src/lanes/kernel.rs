@@ -47,8 +47,16 @@ const ON_ONE_KERNEL: [&str; 5] =
     ["inode_space::", "many_devices::", "restart_storm::", "rpc_table::", "store_model::"];
 
 /// Tests of calls whose results depend on the kernel. They run on each kernel.
-const KERNELS_DIFFER: [&str; 7] =
-    ["clones::", "detach::", "losetup::", "other_programs::", "refusals::", "settings::", "special_files::"];
+const KERNELS_DIFFER: [&str; 8] = [
+    "clones::",
+    "detach::",
+    "loop_devices::",
+    "losetup::",
+    "other_programs::",
+    "refusals::",
+    "settings::",
+    "special_files::",
+];
 
 const BINARY_TIMEOUT: Duration = Duration::from_secs(1200);
 /// The timeout if the number of random operations is given, which may be any.

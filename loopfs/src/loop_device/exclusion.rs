@@ -65,7 +65,10 @@ impl Exclusion {
         };
         match locked {
             Ok(()) => Ok(Self { own, file, status, deadline }),
-            Err(Errno::EAGAIN) => Err(still_locked()),
+            Err(Errno::EAGAIN) => Err(still_locked().with_remedy(
+                "`lslocks` on the node lists the processes that hold it: end one that hangs, or pass the descriptor of \
+                 this process that holds it; otherwise try again",
+            )),
             Err(errno) => Err(errno).context("lock", "the backing file"),
         }
     }

@@ -154,4 +154,13 @@ mod tests {
         assert_eq!(read(&other, Access::ReadWrite), IndexLock::Index(last));
         assert!(!matches!(read(&other, Access::ReadOnly), IndexLock::Index(_)));
     }
+
+    #[test]
+    fn a_whole_file_lock_is_unreadable() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let [theirs, ours] = [(); 2].map(|()| file.reopen().unwrap());
+        fcntl(&theirs, FcntlArg::F_OFD_SETLK(&lock_of(libc::F_WRLCK, 0, 0))).unwrap();
+        assert_eq!(read(&ours, Access::ReadWrite), IndexLock::Unreadable);
+        assert_eq!(write(&ours, Access::ReadWrite, 7), Err(Errno::EAGAIN));
+    }
 }

@@ -366,30 +366,28 @@ impl Pool {
     }
 
     /// Removes devices, many concurrently, and returns how many were removed. Does not wait for a device that a process is changing, nor
-    /// remove it twice: its thread is left behind. If no thread can be created (EAGAIN), the next scan finds the devices again.
+    /// remove it twice: its thread is left behind.
     fn remove(&self, control: &Arc<OwnedFd>, surplus: Vec<u32>) -> usize {
         let threads = surplus.len().min(REMOVERS);
-        let surplus = Arc::new(Mutex::new(surplus));
-        let numbers = self.numbers;
+        let (control, surplus, numbers) = (Arc::clone(control), Arc::new(Mutex::new(surplus)), self.numbers);
         let (sender, results) = channel();
-        let start = |_: &usize| {
-            let (control, surplus, sender) = (Arc::clone(control), Arc::clone(&surplus), sender.clone());
-            let pop = move || surplus.lock().unwrap_or_else(PoisonError::into_inner).pop();
-            let work = move || {
-                while let Some(index) = pop() {
-                    let call = Call::begin(numbers.of(index), Duration::ZERO);
-                    let is_removed = call.is_some() && loop_dev::remove(&control, index).is_ok();
-                    // The caller may not wait any more.
-                    sender.send(is_removed).ok();
-                }
-                // Before the sender, for whose end the caller waits: nothing uses the driver when this call returns.
-                drop(control);
-            };
-            loop_dev::spawn("loop-remove", work).is_ok()
+        let pop = move || surplus.lock().unwrap_or_else(PoisonError::into_inner).pop();
+        let work = move || {
+            while let Some(index) = pop() {
+                let call = Call::begin(numbers.of(index), Duration::ZERO);
+                let is_removed = call.is_some() && loop_dev::remove(&control, index).is_ok();
+                // The caller may not wait any more.
+                sender.send(is_removed).ok();
+            }
+            // Before the sender, for whose end the caller waits: nothing uses the driver when this call returns.
+            drop(control);
         };
-        // As many as can be created.
-        let _started = (0..threads).take_while(start).count();
-        drop(sender);
+        let start = |_: &usize| loop_dev::spawn("loop-remove", work.clone()).is_ok();
+        match (0..threads).take_while(start).count() {
+            // None can be created (EAGAIN), so the removal takes longer.
+            0 => work(),
+            _ => drop(work),
+        }
         let mut removed = 0;
         while let Ok(is_removed) = results.recv_timeout(REMOVAL_TIMEOUT) {
             removed += usize::from(is_removed);

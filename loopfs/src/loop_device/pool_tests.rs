@@ -37,6 +37,32 @@ fn indices_that_failed_are_reused() {
     }
 }
 
+#[test]
+fn indices_of_removed_devices_are_reused() {
+    old_and_new(|| {
+        let (control, images) = (small_pool(), [image(), image(), image()]);
+        // The second round attaches idle devices, and the third one adds removed devices again.
+        for keep in [3, 0, 0] {
+            drop(attach_all(&control, &images, &options()));
+            let full = control.attach(image().as_fd(), &options()).unwrap_err();
+            assert_eq!(full.kind(), ErrorKind::NoSpace, "{full}");
+            for image in &images {
+                assert_eq!(control.detach_all(image.as_fd()).unwrap(), Detach::Detached);
+            }
+            assert_eq!(control.remove_idle(keep), 3 - keep);
+        }
+    });
+}
+
+#[test]
+fn devices_are_removed_without_threads() {
+    reset(|model| (10..13).for_each(|index| model.add_idle(index)));
+    let control = small_pool();
+    with(|model| drop(model.failures.insert("spawn", [Errno::EAGAIN].into())));
+    assert_eq!(control.remove_idle(0), 3);
+    with(|model| assert_eq!(model.failures["spawn"], []));
+}
+
 /// One process only attaches and another one detaches: the first finds the idle devices long before the range is used up.
 #[test]
 fn idle_devices_limit_added_devices() {

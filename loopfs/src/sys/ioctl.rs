@@ -22,6 +22,7 @@ pub(super) unsafe fn with<T>(file: impl AsFd, request: u32, mut argument: T) -> 
 ///
 /// # Safety
 /// The request must not take a pointer.
+#[cfg(any(not(test), feature = "__tests"))]
 pub(super) unsafe fn by_value(file: impl AsFd, request: u32, argument: libc::c_ulong) -> Result<u32> {
     let fd = file.as_fd().as_raw_fd();
     // SAFETY: the argument is an integer, as the request requires.

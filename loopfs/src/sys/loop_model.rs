@@ -49,6 +49,8 @@ pub(crate) struct LoopModel {
     pub(crate) failures: HashMap<&'static str, VecDeque<Errno>>,
     /// Number of calls until the process dies.
     pub(crate) crash_after: Option<usize>,
+    /// Number of calls until one returns EIO instead of having an effect.
+    pub(crate) error_after: Option<usize>,
     /// Number of calls until another program binds the index of this process's next call.
     pub(crate) foreign_binds_after: Option<usize>,
     /// Number of calls until another program opens the device of this process's next call, writes a block to it, and closes it.
@@ -302,6 +304,13 @@ impl LoopModel {
                 *left -= 1;
             }
         }
+        if let Some(left) = &mut self.error_after {
+            if *left == 0 {
+                self.error_after = None;
+                return Err(Errno::EIO);
+            }
+            *left -= 1;
+        }
         match self.failures.get_mut(call).and_then(VecDeque::pop_front) {
             Some(errno) => Err(errno),
             None => Ok(()),
@@ -427,6 +436,7 @@ pub(crate) fn spawn(
     name: &str,
     work: impl FnOnce() + Send + 'static,
 ) -> std::io::Result<std::thread::JoinHandle<()>> {
+    with(|model| model.enter("spawn", None))?;
     let model = MODEL.with_borrow(Arc::clone);
     std::thread::Builder::new().name(name.to_owned()).spawn(move || {
         MODEL.set(model);

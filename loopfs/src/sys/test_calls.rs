@@ -53,9 +53,11 @@ pub(crate) fn thaw(file: impl AsFd) -> Result<()> {
     unsafe { ioctl::by_value(file, FITHAW, 0) }.map(drop)
 }
 
+pub(super) const XFS_IOC_GOINGDOWN: u32 = ior!(b'X', 125, size_of::<u32>());
+
 /// `XFS_IOC_GOINGDOWN` with `XFS_FSOP_GOING_FLAGS_NOLOGFLUSH`. Returns EPERM without `CAP_SYS_ADMIN`.
 pub(crate) fn shut_down_xfs(file: impl AsFd) -> Result<()> {
     const NO_LOG_FLUSH: u32 = 2;
     // SAFETY: XFS_IOC_GOINGDOWN reads one u32.
-    unsafe { ioctl::with(file, ior!(b'X', 125, size_of::<u32>()), NO_LOG_FLUSH) }.map(drop)
+    unsafe { ioctl::with(file, XFS_IOC_GOINGDOWN, NO_LOG_FLUSH) }.map(drop)
 }

@@ -163,6 +163,8 @@ mod tests {
         assert_eq!(XFS_IOC_FREE_EOFBLOCKS, 0x8080_583a);
         assert_eq!(XFS_IOC_FSGROWFSDATA, 0x4010_586e);
         assert_eq!(XFS_IOC_FSCOUNTS, 0x8020_5871);
+        #[cfg(feature = "__tests")]
+        assert_eq!(crate::sys::test_calls::XFS_IOC_GOINGDOWN, 0x8004_587d);
         #[cfg(feature = "volume-store")]
         {
             assert_eq!(std::mem::offset_of!(GroupGeometry, reserved), 32);
