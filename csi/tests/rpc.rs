@@ -47,12 +47,47 @@ impl Fixture {
 
 #[test]
 fn driver_reports_name_and_topology() {
+    use wire::controller_service_capability::Type as Controller;
+    use wire::node_service_capability::Type as Node;
+    use wire::plugin_capability::Type as Plugin;
+
     let fixture = fixture();
     let info = fixture.driver.get_plugin_info(wire::GetPluginInfoRequest {}).unwrap();
     assert_eq!((info.name.as_str(), info.vendor_version.as_str()), (DRIVER, env!("CARGO_PKG_VERSION")));
     let info = fixture.driver.node_get_info(wire::NodeGetInfoRequest {}).unwrap();
     assert_eq!(info.node_id, NODE);
     assert_eq!(info.accessible_topology, Some(topology(NODE)));
+
+    let plugin = fixture.driver.get_plugin_capabilities(Default::default()).unwrap().capabilities;
+    let plugin = plugin.into_iter().map(|capability| match capability.r#type.unwrap() {
+        Plugin::Service(found) => found.r#type().as_str_name(),
+        Plugin::VolumeExpansion(found) => found.r#type().as_str_name(),
+    });
+    let controller = fixture.driver.controller_get_capabilities(Default::default()).unwrap().capabilities;
+    let controller = controller.into_iter().map(|capability| match capability.r#type.unwrap() {
+        Controller::Rpc(found) => found.r#type().as_str_name(),
+    });
+    let node = fixture.driver.node_get_capabilities(Default::default()).unwrap().capabilities;
+    let node = node.into_iter().map(|capability| match capability.r#type.unwrap() {
+        Node::Rpc(found) => found.r#type().as_str_name(),
+    });
+    // Those that csi-sanity does not check.
+    for (reported, expected) in [
+        (
+            plugin.collect::<Vec<_>>(),
+            &["VOLUME_ACCESSIBILITY_CONSTRAINTS", "SNAPSHOT_ACCESSIBILITY_CONSTRAINTS", "ONLINE"][..],
+        ),
+        (
+            controller.collect(),
+            &["GET_VOLUME", "LIST_VOLUMES_PUBLISHED_NODES", "VOLUME_CONDITION", "SINGLE_NODE_MULTI_WRITER"],
+        ),
+        (node.collect(), &["VOLUME_CONDITION"]),
+    ] {
+        assert!(
+            expected.iter().all(|name| reported.contains(name)),
+            "{expected:?} are not all in {reported:?}"
+        );
+    }
     fixture.stop();
 }
 
@@ -99,6 +134,32 @@ fn driver_without_filesystem_does_not_register() {
 }
 
 #[test]
+fn unimplemented_calls_name_their_capability() {
+    let fixture = fixture();
+    let node = &fixture.driver;
+    for (refused, reason, capability) in [
+        (
+            node.controller_publish_volume(Default::default()).map(drop),
+            "nothing to attach",
+            "PUBLISH_UNPUBLISH_VOLUME",
+        ),
+        (
+            node.controller_unpublish_volume(Default::default()).map(drop),
+            "nothing to attach",
+            "PUBLISH_UNPUBLISH_VOLUME",
+        ),
+        (
+            node.controller_modify_volume(Default::default()).map(drop),
+            "fixed at its creation",
+            "MODIFY_VOLUME",
+        ),
+    ] {
+        assert_refused(refused, Code::Unimplemented, &[reason, capability]);
+    }
+    fixture.stop();
+}
+
+#[test]
 fn missing_filesystem_fails_readiness_not_liveness() {
     let scratch = tempfile::tempdir().unwrap();
     let data = scratch.path().join("data");
@@ -133,9 +194,9 @@ fn missing_filesystem_fails_readiness_not_liveness() {
     );
     // Once the last result is too old.
     let wait_for = |page: &str, expected: String| {
-        wait_until(&format!("{page} returns: {expected}"), || {
-            let (status, why) = http::get(probes, page);
-            status == 503 && why.contains(&expected)
+        wait_for_ok(|| match http::get(probes, page) {
+            (503, why) if why.contains(&expected) => Ok(()),
+            response => Err(format!("{page} still returns {response:?}")),
         });
     };
     let endpoint = directories.endpoint.display();

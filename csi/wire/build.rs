@@ -3,7 +3,8 @@
 use std::collections::BTreeSet;
 use std::path::PathBuf;
 
-const SOURCES: [&str; 3] = ["proto/csi.proto", "proto/loopfs.proto", "proto/pluginregistration.proto"];
+const CSI: &str = "proto/csi.proto";
+const SOURCES: [&str; 3] = [CSI, "proto/loopfs.proto", "proto/pluginregistration.proto"];
 /// The packages whose calls are counted.
 const COUNTED: [&str; 2] = ["csi.v1", "loopfs.v1"];
 
@@ -24,10 +25,12 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         services.flat_map(|service| &service.method).map(|method| method.name()).collect::<BTreeSet<_>>();
     let out = PathBuf::from(std::env::var_os("OUT_DIR").ok_or("cargo sets OUT_DIR")?);
     std::fs::write(out.join("methods.rs"), format!("&{methods:?}").replace('{', "[").replace('}', "]"))?;
-    // A service refuses the calls that it does not implement as UNIMPLEMENTED.
-    tonic_prost_build::configure()
-        .generate_default_stubs(true)
-        .skip_debug(secret)
-        .compile_fds(descriptors)?;
+    for source in SOURCES {
+        tonic_prost_build::configure()
+            // A driver need not implement each call of CSI, but each of the other services.
+            .generate_default_stubs(source == CSI)
+            .skip_debug(&secret)
+            .compile_fds(protox::compile([source], ["proto"])?)?;
+    }
     Ok(())
 }

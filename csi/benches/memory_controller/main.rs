@@ -26,6 +26,7 @@ use tonic::transport::Server;
 use tonic::{Request, Response, Status, async_trait};
 
 type Result<T, E = Box<dyn std::error::Error>> = std::result::Result<T, E>;
+type Answer<T> = Result<Response<T>, Status>;
 
 /// A controller of one node without volumes.
 #[derive(Clone)]
@@ -80,8 +81,8 @@ impl MemoryController {
 impl Identity for MemoryController {
     async fn get_plugin_info(
         &self,
-        _request: Request<wire::GetPluginInfoRequest>,
-    ) -> Result<Response<wire::GetPluginInfoResponse>, Status> {
+        _: Request<wire::GetPluginInfoRequest>,
+    ) -> Answer<wire::GetPluginInfoResponse> {
         Ok(Response::new(wire::GetPluginInfoResponse {
             name: self.driver.clone(),
             vendor_version: env!("CARGO_PKG_VERSION").to_owned(),
@@ -91,8 +92,8 @@ impl Identity for MemoryController {
 
     async fn get_plugin_capabilities(
         &self,
-        _request: Request<wire::GetPluginCapabilitiesRequest>,
-    ) -> Result<Response<wire::GetPluginCapabilitiesResponse>, Status> {
+        _: Request<wire::GetPluginCapabilitiesRequest>,
+    ) -> Answer<wire::GetPluginCapabilitiesResponse> {
         use of_plugin::service::Type;
         let capabilities = [Type::ControllerService, Type::VolumeAccessibilityConstraints].map(|service| {
             let service = of_plugin::Service { r#type: service as i32 };
@@ -101,10 +102,7 @@ impl Identity for MemoryController {
         Ok(Response::new(wire::GetPluginCapabilitiesResponse { capabilities: capabilities.to_vec() }))
     }
 
-    async fn probe(
-        &self,
-        _request: Request<wire::ProbeRequest>,
-    ) -> Result<Response<wire::ProbeResponse>, Status> {
+    async fn probe(&self, _: Request<wire::ProbeRequest>) -> Answer<wire::ProbeResponse> {
         Ok(Response::new(wire::ProbeResponse { ready: Some(true) }))
     }
 }
@@ -114,7 +112,7 @@ impl Controller for MemoryController {
     async fn create_volume(
         &self,
         request: Request<wire::CreateVolumeRequest>,
-    ) -> Result<Response<wire::CreateVolumeResponse>, Status> {
+    ) -> Answer<wire::CreateVolumeResponse> {
         let request = request.into_inner();
         let volume = wire::Volume {
             capacity_bytes: request.capacity_range.map_or(0, |range| range.required_bytes),
@@ -127,15 +125,15 @@ impl Controller for MemoryController {
 
     async fn delete_volume(
         &self,
-        _request: Request<wire::DeleteVolumeRequest>,
-    ) -> Result<Response<wire::DeleteVolumeResponse>, Status> {
+        _: Request<wire::DeleteVolumeRequest>,
+    ) -> Answer<wire::DeleteVolumeResponse> {
         Ok(Response::new(wire::DeleteVolumeResponse {}))
     }
 
     async fn controller_get_capabilities(
         &self,
-        _request: Request<wire::ControllerGetCapabilitiesRequest>,
-    ) -> Result<Response<wire::ControllerGetCapabilitiesResponse>, Status> {
+        _: Request<wire::ControllerGetCapabilitiesRequest>,
+    ) -> Answer<wire::ControllerGetCapabilitiesResponse> {
         use of_controller::rpc::Type;
         let capabilities = [Type::CreateDeleteVolume, Type::ExpandVolume].map(|rpc| {
             let rpc = of_controller::Rpc { r#type: rpc as i32 };
@@ -147,7 +145,7 @@ impl Controller for MemoryController {
     async fn controller_expand_volume(
         &self,
         request: Request<wire::ControllerExpandVolumeRequest>,
-    ) -> Result<Response<wire::ControllerExpandVolumeResponse>, Status> {
+    ) -> Answer<wire::ControllerExpandVolumeResponse> {
         let range = request.into_inner().capacity_range;
         Ok(Response::new(wire::ControllerExpandVolumeResponse {
             capacity_bytes: range.map_or(0, |range| range.required_bytes),
@@ -158,10 +156,7 @@ impl Controller for MemoryController {
 
 #[async_trait]
 impl Node for MemoryController {
-    async fn node_get_info(
-        &self,
-        _request: Request<wire::NodeGetInfoRequest>,
-    ) -> Result<Response<wire::NodeGetInfoResponse>, Status> {
+    async fn node_get_info(&self, _: Request<wire::NodeGetInfoRequest>) -> Answer<wire::NodeGetInfoResponse> {
         Ok(Response::new(wire::NodeGetInfoResponse {
             node_id: self.node.clone(),
             accessible_topology: Some(self.topology.clone()),
@@ -171,23 +166,66 @@ impl Node for MemoryController {
 
     async fn node_get_capabilities(
         &self,
-        _request: Request<wire::NodeGetCapabilitiesRequest>,
-    ) -> Result<Response<wire::NodeGetCapabilitiesResponse>, Status> {
+        _: Request<wire::NodeGetCapabilitiesRequest>,
+    ) -> Answer<wire::NodeGetCapabilitiesResponse> {
         Ok(Response::new(wire::NodeGetCapabilitiesResponse::default()))
     }
 }
 
+fn no_storage() -> Status {
+    Status::failed_precondition("this driver has no storage")
+}
+
 #[async_trait]
 impl Volumes for MemoryController {
-    async fn watch(
-        &self,
-        _request: Request<volumes::WatchRequest>,
-    ) -> Result<Response<BoxStream<volumes::NodeState>>, Status> {
+    type WatchStream = BoxStream<volumes::NodeState>;
+    type ListStream = BoxStream<volumes::ListPage>;
+    type ListForeignFilesStream = BoxStream<volumes::ForeignFiles>;
+
+    async fn watch(&self, _: Request<volumes::WatchRequest>) -> Answer<Self::WatchStream> {
         let state = volumes::NodeState {
             storage: volumes::node_state::Storage::Absent as i32,
             reason: "this driver has no storage".to_owned(),
             ..Default::default()
         };
         Ok(Response::new(Box::pin(tokio_stream::once(Ok(state)).chain(tokio_stream::pending()))))
+    }
+
+    async fn create(&self, _: Request<volumes::CreateRequest>) -> Answer<volumes::CreateResponse> {
+        Err(no_storage())
+    }
+
+    async fn expand(&self, _: Request<volumes::ExpandRequest>) -> Answer<volumes::ExpandResponse> {
+        Err(no_storage())
+    }
+
+    async fn delete(&self, _: Request<volumes::DeleteRequest>) -> Answer<volumes::DeleteResponse> {
+        Err(no_storage())
+    }
+
+    async fn confirm(&self, _: Request<volumes::ConfirmRequest>) -> Answer<volumes::ConfirmResponse> {
+        Err(no_storage())
+    }
+
+    async fn list(&self, _: Request<volumes::ListRequest>) -> Answer<Self::ListStream> {
+        Err(no_storage())
+    }
+
+    async fn capacity(&self, _: Request<volumes::CapacityRequest>) -> Answer<volumes::CapacityResponse> {
+        Err(no_storage())
+    }
+
+    async fn take_custody(
+        &self,
+        _: Request<volumes::TakeCustodyRequest>,
+    ) -> Answer<volumes::TakeCustodyResponse> {
+        Err(no_storage())
+    }
+
+    async fn list_foreign_files(
+        &self,
+        _: Request<volumes::ListForeignFilesRequest>,
+    ) -> Answer<Self::ListForeignFilesStream> {
+        Err(no_storage())
     }
 }

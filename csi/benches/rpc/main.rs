@@ -13,7 +13,6 @@ mod driver;
 #[path = "../../../loopfs/benches/loop/machine.rs"]
 mod machine;
 #[path = "../../../loopfs/benches/loop/samples.rs"]
-#[allow(dead_code, reason = "the other benchmark uses all of it")]
 mod samples;
 #[path = "../../tests/support/mod.rs"]
 mod support;

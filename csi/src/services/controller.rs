@@ -57,6 +57,9 @@ const VOLUME_CAPABILITIES: &str = "volume_capabilities";
 /// The number of copies at the same time. It leaves most threads to other calls.
 const MAX_COPIES: usize = 8;
 
+const NOTHING_TO_ATTACH: &str =
+    "volumes are local to their node, so there is nothing to attach: PUBLISH_UNPUBLISH_VOLUME";
+
 #[derive(Debug)]
 pub(crate) struct ControllerService {
     requests: RequestReader,
@@ -299,6 +302,27 @@ impl Controller for ControllerService {
         Ok(Response::new(wire::ControllerGetCapabilitiesResponse { capabilities }))
     }
 
+    async fn controller_publish_volume(
+        &self,
+        _request: Request<wire::ControllerPublishVolumeRequest>,
+    ) -> Result<Response<wire::ControllerPublishVolumeResponse>, Status> {
+        Err(unimplemented(NOTHING_TO_ATTACH))
+    }
+
+    async fn controller_unpublish_volume(
+        &self,
+        _request: Request<wire::ControllerUnpublishVolumeRequest>,
+    ) -> Result<Response<wire::ControllerUnpublishVolumeResponse>, Status> {
+        Err(unimplemented(NOTHING_TO_ATTACH))
+    }
+
+    async fn controller_modify_volume(
+        &self,
+        _request: Request<wire::ControllerModifyVolumeRequest>,
+    ) -> Result<Response<wire::ControllerModifyVolumeResponse>, Status> {
+        Err(unimplemented("the parameters of a volume are fixed at its creation: MODIFY_VOLUME"))
+    }
+
     async fn create_snapshot(
         &self,
         request: Request<wire::CreateSnapshotRequest>,
@@ -363,6 +387,10 @@ impl Controller for ControllerService {
         })
         .await
     }
+}
+
+fn unimplemented(capability: &str) -> Status {
+    Status::unimplemented(format!("{capability} is not a capability of this driver"))
 }
 
 impl ControllerService {

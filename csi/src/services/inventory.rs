@@ -147,7 +147,7 @@ pub(super) fn page<T, Id: Ord + fmt::Display>(
 ) -> Result<Page<T>> {
     let (mut items, mut last) = (Vec::new(), None);
     for id in ids {
-        if list.from.as_ref().is_some_and(|PageToken(last)| id <= *last) {
+        if list.from.as_ref().is_some_and(|PageToken(listed)| id <= *listed) {
             continue;
         }
         let Some(item) = describe(&id)? else { continue };

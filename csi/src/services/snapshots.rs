@@ -56,17 +56,17 @@ impl Volumes {
         is_wanted: &dyn Fn() -> bool,
     ) -> Result<Snapshot> {
         let publisher = self.monitor.verified()?;
-        let found = found(publisher.store().snapshot(id))?;
+        let existing = found(publisher.store().snapshot(id))?;
         if !accessible_here {
             let text = format!("accessibility_requirements: snapshot {id} must be on other nodes");
-            return Err(match found {
+            return Err(match existing {
                 Some(_) => Error::Incompatible(format!("{text}, but it exists on this node")),
                 None => Error::NotOnThisNode(format!(
                     "{text}, but this driver creates snapshots only on its own node"
                 )),
             });
         }
-        if found.is_none() {
+        if existing.is_none() {
             let volume = publisher.store().volume(source).map_err(|error| match error.kind() {
                 ErrorKind::NotFound => Error::SourceNotFound(format!("source_volume_id: {error}")),
                 _ => error.into(),

@@ -62,10 +62,14 @@ impl VolumesService {
 
 #[async_trait]
 impl VolumesRpc for VolumesService {
+    type WatchStream = ReceiverStream<Result<wire::NodeState, Status>>;
+    type ListStream = BoxStream<wire::ListPage>;
+    type ListForeignFilesStream = BoxStream<wire::ForeignFiles>;
+
     async fn watch(
         &self,
         _request: Request<wire::WatchRequest>,
-    ) -> Result<Response<BoxStream<wire::NodeState>>, Status> {
+    ) -> Result<Response<Self::WatchStream>, Status> {
         let (sender, states) = mpsc::channel(1);
         let (monitor, mut changes, stop) =
             (Arc::clone(&self.monitor), self.changes.subscribe(), self.stop.clone());
@@ -89,7 +93,7 @@ impl VolumesRpc for VolumesService {
             };
             stop.run_until_cancelled(watching).await;
         });
-        Ok(Response::new(Box::pin(ReceiverStream::new(states))))
+        Ok(Response::new(ReceiverStream::new(states)))
     }
 
     async fn create(
@@ -178,10 +182,7 @@ impl VolumesRpc for VolumesService {
         .await
     }
 
-    async fn list(
-        &self,
-        request: Request<wire::ListRequest>,
-    ) -> Result<Response<BoxStream<wire::ListPage>>, Status> {
+    async fn list(&self, request: Request<wire::ListRequest>) -> Result<Response<Self::ListStream>, Status> {
         let only_pending = request.into_inner().only_pending;
         rpc::traced("List", RpcKind::ReadOnly, "", async {
             let work = move |volumes: &Volumes| {
@@ -198,7 +199,7 @@ impl VolumesRpc for VolumesService {
             };
             let (filesystem, listed) = self.operations.locked_unless_hanging([], work).await?;
             let pages = pages(filesystem, listed).into_iter().map(Ok);
-            Ok(Box::pin(iter(pages)) as BoxStream<wire::ListPage>)
+            Ok(Box::pin(iter(pages)) as Self::ListStream)
         })
         .await
     }
@@ -243,7 +244,7 @@ impl VolumesRpc for VolumesService {
     async fn list_foreign_files(
         &self,
         _request: Request<wire::ListForeignFilesRequest>,
-    ) -> Result<Response<BoxStream<wire::ForeignFiles>>, Status> {
+    ) -> Result<Response<Self::ListForeignFilesStream>, Status> {
         let found = self.foreign_files.found().into_iter().map(|found| Ok(foreign_files(found)));
         Ok(Response::new(Box::pin(iter(found))))
     }

@@ -136,7 +136,10 @@ fn space_of_deleted_volume_is_freed() {
     assert!(available() <= before - 64 * FOUR);
     fixture.node().delete_volume(delete("v")).unwrap();
     // The tolerance is for the metadata of the file system.
-    wait_until("the space is free", || trash(&fixture) == 0 && available() >= before - FOUR);
+    wait_for_ok(|| match (trash(&fixture), available()) {
+        (0, available) if available >= before - FOUR => Ok(()),
+        (trash, available) => Err(format!("{trash} in the trash, {available} of {before} available")),
+    });
     fixture.finish();
 }
 
@@ -360,7 +363,10 @@ fn volume_of_maximum_size_is_created(
             fixture.store.empty_trash().unwrap();
             // The driver empties the trash too, and may release the reservation after this process has returned.
             // The tolerance is for the metadata of the file system.
-            wait_until("the space is free", || available() >= capacity.available_capacity - FOUR);
+            wait_for_ok(|| match available() {
+                free if free >= capacity.available_capacity - FOUR => Ok(()),
+                free => Err(format!("{free} of {capacity:?} available")),
+            });
         }
     }
     fixture.finish();

@@ -122,6 +122,9 @@ fn every_rpc_can_be_repeated_safely() {
     );
     let (driver, node) = Process::start_ready(&fixture.directories);
     for ((rpc, subject), interrupted) in std::iter::zip(&rpcs, &subjects).zip(interrupted) {
+        if interrupted.is_ok() {
+            assert!((rpc.is_done)(&fixture, subject), "{}, returned before the driver was killed", rpc.name);
+        }
         let result = (rpc.call)(&node, subject);
         assert!(
             result.is_ok(),

@@ -101,19 +101,20 @@ fn assert_storage_failed(driver: &Driver, volume: &str, target: &Path, expected_
 
 /// The health and the condition of each volume report the failure.
 #[rstest]
-#[case::frozen(Kind::Frozen, "has not ended")]
-#[case::shut_down(Kind::ShutDown, "shut down")]
-#[case::unmounted(Kind::Unmounted, "nothing is mounted there")]
-fn volumes_can_be_unpublished_after_failure(#[case] kind: Kind, #[case] expected_text: &str) {
+#[case::frozen(Kind::Frozen, &["has not ended"])]
+#[case::shut_down(Kind::ShutDown, &["shut down", "kernel log", "mount it again"])]
+#[case::unmounted(Kind::Unmounted, &["nothing is mounted there"])]
+fn volumes_can_be_unpublished_after_failure(#[case] kind: Kind, #[case] expected_texts: &[&str]) {
     let (fixture, disk, driver) = Fixture::on_scratch_disk();
     let volumes = publish_volumes(&driver, &fixture, kind);
 
     let failure = Failure::begin(kind, &disk);
-    assert_refused(driver.probe(Default::default()), Code::FailedPrecondition, &[expected_text]);
+    let named = [&[disk.data.to_str().unwrap()], expected_texts].concat();
+    assert_refused(driver.probe(Default::default()), Code::FailedPrecondition, &named);
     let refused = driver.create_volume(create("new", 1 << 20, mount(&[])));
-    assert_refused(refused, Code::FailedPrecondition, &[expected_text]);
+    assert_refused(refused, Code::FailedPrecondition, expected_texts);
     for volume in &volumes {
-        assert_storage_failed(&driver, volume, &fixture.target(volume), expected_text);
+        assert_storage_failed(&driver, volume, &fixture.target(volume), expected_texts[0]);
     }
     // Each call is made twice, because an orchestrator repeats a call whose response was lost.
     for volume in volumes.iter().chain(&volumes) {
@@ -144,12 +145,10 @@ fn volumes_can_be_unpublished_after_failure(#[case] kind: Kind, #[case] expected
 
 /// Deletes a volume. Waits for the cleanup that unpublish calls have left to the background.
 fn delete_when_free(driver: &Driver, volume: &str) {
-    wait_until("the volume is deleted", || match driver.delete_volume(delete(volume)) {
-        Ok(_) => true,
-        Err(refused) => {
+    wait_for_ok(|| {
+        driver.delete_volume(delete(volume)).inspect_err(|refused| {
             assert!(matches!(refused.code(), Code::Aborted | Code::FailedPrecondition), "{refused}");
-            false
-        }
+        })
     });
 }
 

@@ -3,7 +3,7 @@
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 
-use super::{TIMEOUT, wait_until};
+use super::{TIMEOUT, wait_for_ok};
 
 /// Returns the status and the body of a response.
 pub(crate) fn get(address: SocketAddr, path: &str) -> (u16, String) {
@@ -12,7 +12,10 @@ pub(crate) fn get(address: SocketAddr, path: &str) -> (u16, String) {
 
 /// Waits until the response has this status: a verdict is up to two seconds old.
 pub(crate) fn wait_for_status(address: SocketAddr, path: &str, expected: u16) {
-    wait_until(&format!("{path} returns {expected}"), || get(address, path).0 == expected);
+    wait_for_ok(|| match get(address, path) {
+        (status, _) if status == expected => Ok(()),
+        (status, body) => Err(format!("{path} still returns {status}: {body}")),
+    });
 }
 
 pub(crate) fn request(address: SocketAddr, request: &str) -> (u16, String) {

@@ -2,6 +2,7 @@
 
 #![allow(dead_code, reason = "each test binary uses other parts")]
 
+use std::fmt::Display;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -242,32 +243,22 @@ impl Client {
     /// Probes until the driver has opened its storage or failed to, and returns the reason of the failure. The probe of a node
     /// that never had storage does not return it.
     pub(crate) fn wait_for_probe(&self) -> Result<(), Status> {
-        self.poll(|| match self.probe(wire::ProbeRequest {}) {
+        wait_for_ok(|| match self.probe(wire::ProbeRequest {}) {
             Ok(wire::ProbeResponse { ready: Some(false) }) => {
-                let refused = self.get_capacity(wire::GetCapacityRequest::default());
-                refused.err().filter(|status| status.code() == Code::FailedPrecondition).map(Err)
+                match self.get_capacity(wire::GetCapacityRequest::default()) {
+                    Err(status) if status.code() == Code::FailedPrecondition => Ok(Err(status)),
+                    response => Err(format!("the driver is not ready, and returns {response:?}")),
+                }
             }
-            response => Some(response.map(drop)),
+            response => Ok(response.map(drop)),
         })
     }
 
     pub(crate) fn wait_until_ready(&self) {
-        self.poll(|| {
-            let response = self.probe(wire::ProbeRequest {});
-            matches!(response, Ok(wire::ProbeResponse { ready: Some(true) })).then_some(())
+        wait_for_ok(|| match self.probe(wire::ProbeRequest {}) {
+            Ok(wire::ProbeResponse { ready: Some(true) }) => Ok(()),
+            response => Err(format!("the driver still returns {response:?}")),
         });
-    }
-
-    fn poll<T>(&self, mut attempt: impl FnMut() -> Option<T>) -> T {
-        let start = Instant::now();
-        loop {
-            if let Some(result) = attempt() {
-                return result;
-            }
-            let response = self.probe(wire::ProbeRequest {});
-            assert!(start.elapsed() < TIMEOUT, "the driver still returns {response:?}");
-            std::thread::sleep(Duration::from_millis(20));
-        }
     }
 }
 
@@ -330,14 +321,23 @@ impl std::ops::Deref for Driver {
     }
 }
 
+/// Repeats an attempt, of whose success no event tells, until it succeeds. Its error says what it observed.
+#[track_caller]
+pub(crate) fn wait_for_ok<T, E: Display>(mut attempt: impl FnMut() -> Result<T, E>) -> T {
+    let start = Instant::now();
+    loop {
+        match attempt() {
+            Ok(result) => return result,
+            Err(observed) => assert!(start.elapsed() < TIMEOUT, "waited in vain: {observed}"),
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
 /// Waits until a condition holds of which no event tells.
 #[track_caller]
 pub(crate) fn wait_until(condition: &str, mut holds: impl FnMut() -> bool) {
-    let start = Instant::now();
-    while !holds() {
-        assert!(start.elapsed() < TIMEOUT, "waited in vain until {condition}");
-        std::thread::sleep(Duration::from_millis(20));
-    }
+    wait_for_ok(|| if holds() { Ok(()) } else { Err(format!("not {condition}")) });
 }
 
 pub(crate) fn capability(access_type: AccessType, mode: Mode) -> Option<wire::VolumeCapability> {

@@ -98,6 +98,7 @@ fn a_clone_has_content_and_limit() {
     std::fs::hard_link(volume_path("source/a/0"), volume_path("source/a/linked")).unwrap();
     std::os::unix::fs::symlink("a/0", volume_path("source/symlink")).unwrap();
     nix::unistd::mkfifo(&volume_path("source/fifo"), nix::sys::stat::Mode::S_IRWXU).unwrap();
+    std::fs::write(volume_path("source/most"), vec![1; 3 << 20]).unwrap();
     let volume = clone(&store, "source", "clone", 8 * MIB).unwrap();
     assert_eq!((volume.kind(), volume.capacity()), (VolumeKind::Filesystem, Bytes(8 * MIB)));
     assert_eq!(volume.source().unwrap(), Some(OwnedContentSource::Volume(id("source"))));
@@ -105,8 +106,8 @@ fn a_clone_has_content_and_limit() {
     let stats = store.stats(&id("clone")).unwrap();
     assert_eq!((stats.capacity, stats.condition), (Bytes(8 * MIB), Condition::Healthy));
     let inodes = stats.inodes.unwrap();
-    // One inode per 2048 bytes. Used are 20 for files and one each for the volume, `a`, `b`, the symbolic link and the FIFO.
-    assert_eq!((inodes.total, inodes.used), (Inodes(4096), Inodes(25)));
+    // One inode per 2048 bytes. Used are 21 for files and one each for the volume, `a`, `b`, the symbolic link and the FIFO.
+    assert_eq!((inodes.total, inodes.used), (Inodes(4096), Inodes(26)));
     assert_eq!(std::fs::read(volume_path("clone/symlink")).unwrap(), [0; 4096], "the link leads to a/0");
     assert_has_files(volume_path("clone"), 20);
     assert_eq!(std::fs::metadata(volume_path("clone")).unwrap().permissions().mode() & 0o7777, 0o2750);
@@ -116,11 +117,11 @@ fn a_clone_has_content_and_limit() {
         ["source", "clone"].map(|name| project_of(File::open(volume_path(name)).unwrap()).unwrap());
     assert_ne!(projects[0], projects[1]);
 
-    // The limit applies to the copied content, and changes of one volume do not affect the other.
-    let error = std::fs::write(volume_path("clone/a/large"), vec![1; 9 << 20]).unwrap_err();
+    // The copied content counts towards the limit of the clone, and changes of one volume do not affect the other.
+    let error = std::fs::write(volume_path("clone/a/large"), vec![1; 6 << 20]).unwrap_err();
     assert_eq!(error.raw_os_error(), Some(libc::ENOSPC));
+    std::fs::write(volume_path("source/a/1"), vec![1; 1 << 19]).unwrap();
     std::fs::remove_file(volume_path("clone/a/large")).unwrap();
-    std::fs::write(volume_path("source/a/1"), "changed").unwrap();
     std::fs::remove_dir_all(volume_path("source/b")).unwrap();
     assert_has_files(volume_path("clone"), 20);
     store.expand(&id("clone"), Bytes(16 * MIB)).unwrap();

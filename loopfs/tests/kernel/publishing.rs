@@ -162,9 +162,12 @@ fn other_uses_are_refused_and_named() {
         let error = assert_fails(publisher.publish(volume, target, mode), kind);
         assert!(error.to_string().contains(named), "{error}");
     }
-    for (volume, mode) in [(&directory, plain), (&block, WRITABLE)] {
-        assert_fails(publisher.publish_only_at(volume, Path::new("c"), mode), ErrorKind::Conflict);
+    for (volume, target, mode) in [(&directory, a, plain), (&block, b, WRITABLE)] {
+        let error =
+            assert_fails(publisher.publish_only_at(volume, Path::new("c"), mode), ErrorKind::Conflict);
+        assert!(error.to_string().contains(root.path().join(target).to_str().unwrap()), "{error}");
     }
+    assert!(!root.path().join("c").exists());
     assert_fails(publisher.unpublish(&directory, Path::new("file")), ErrorKind::Conflict);
     assert_eq!(fs::read_to_string(root.path().join("file")).unwrap(), "precious");
 

@@ -61,11 +61,12 @@ fn page(volumes: Vec<wire::Volume>) -> wire::ListPage {
 
 #[tonic::async_trait]
 impl Volumes for FakeDriver {
+    type WatchStream = Items<wire::NodeState>;
+    type ListStream = Items<wire::ListPage>;
+    type ListForeignFilesStream = Items<wire::ForeignFiles>;
+
     /// Sends one state for each value, and ends.
-    async fn watch(
-        &self,
-        _: Request<wire::WatchRequest>,
-    ) -> Result<Response<Items<wire::NodeState>>, Status> {
+    async fn watch(&self, _: Request<wire::WatchRequest>) -> Result<Response<Self::WatchStream>, Status> {
         let state = |storage| wire::NodeState {
             storage,
             reason: "why".to_owned(),
@@ -111,7 +112,7 @@ impl Volumes for FakeDriver {
     }
 
     /// Lists the pending volume of a claim, and those of others.
-    async fn list(&self, _: Request<wire::ListRequest>) -> Result<Response<Items<wire::ListPage>>, Status> {
+    async fn list(&self, _: Request<wire::ListRequest>) -> Result<Response<Self::ListStream>, Status> {
         let of_claim = [("claim", "shop/data"), ("uid", &ID[4..]), ("class", "loopfs")];
         let confirmed = wire::Volume { pending: false, ..volume("csi-1", &[]) };
         let pages = [
@@ -140,7 +141,7 @@ impl Volumes for FakeDriver {
     async fn list_foreign_files(
         &self,
         _: Request<wire::ListForeignFilesRequest>,
-    ) -> Result<Response<Items<wire::ForeignFiles>>, Status> {
+    ) -> Result<Response<Self::ListForeignFilesStream>, Status> {
         self.answer(items([wire::ForeignFiles::default()])).await
     }
 }
