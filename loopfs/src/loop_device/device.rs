@@ -8,7 +8,6 @@ use nix::errno::Errno;
 use nix::sys::stat::{fstat, stat};
 
 use super::binding::{Access, BackingFile, BackingRange, Binding};
-use super::options::fitting_label;
 use crate::error::{Context, Error, ErrorKind, Explanation, Result};
 use crate::sys::loop_abi::{self as abi, loop_info64};
 use crate::sys::loop_dev;
@@ -67,6 +66,13 @@ impl Status {
     pub fn is_labelled(&self, label: &str) -> bool {
         self.label == fitting_label(label)
     }
+}
+
+/// Returns the whole characters of a label that fit into the kernel's field (`lo_file_name`).
+pub(super) fn fitting_label(label: &str) -> &str {
+    // `str::floor_char_boundary` does this since Rust 1.91.
+    let end = (0..=label.len().min(abi::LABEL_SIZE)).rev().find(|end| label.is_char_boundary(*end));
+    &label[..end.unwrap_or(0)]
 }
 
 /// An open loop device that is bound to a file. Dropping it closes the descriptor. The device stays bound after that, unless it was

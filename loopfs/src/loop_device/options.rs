@@ -7,10 +7,10 @@ use std::time::Duration;
 use nix::sys::stat::FileStat;
 
 use super::binding::{Access, BackingRange};
-use super::device::Status;
+use super::device::{Status, fitting_label};
 use super::discard::Discard;
 use crate::error::{Context, Error, ErrorKind, Explanation, Result};
-use crate::sys::{loop_abi as abi, statx};
+use crate::sys::statx;
 
 /// Whether I/O of the device bypasses the page cache of its file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -309,13 +309,6 @@ impl AttachOptions {
         }
         Ok(())
     }
-}
-
-/// Returns the whole characters of a label that fit into the kernel's field (`lo_file_name`).
-pub(super) fn fitting_label(label: &str) -> &str {
-    // `str::floor_char_boundary` does this since Rust 1.91.
-    let end = (0..=label.len().min(abi::LABEL_SIZE)).rev().find(|end| label.is_char_boundary(*end));
-    &label[..end.unwrap_or(0)]
 }
 
 /// Returns the smallest block size in which a file takes direct I/O.

@@ -4,7 +4,7 @@ use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
 use kube::ResourceExt;
 use loopfs::volume_store::OwnedContentSource;
 
-use super::DataSource;
+use super::source::DataSource;
 use crate::api::absence;
 use crate::error::Error;
 use crate::node::context::Context;

@@ -2,19 +2,8 @@
 
 mod claim;
 pub(crate) mod snapshot;
-
-use loopfs::Bytes;
-use loopfs::volume_store::OwnedContentSource;
+mod source;
 
 pub(crate) use self::claim::find_volume;
 pub(crate) use self::snapshot::find_snapshot;
-
-/// The volume or snapshot to copy.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct DataSource {
-    pub(crate) id: OwnedContentSource,
-    /// The volume mode; `None` if it is unknown.
-    pub(crate) mode: Option<String>,
-    /// The smallest capacity of a copy.
-    pub(crate) capacity: Bytes,
-}
+pub(crate) use self::source::DataSource;

@@ -11,7 +11,7 @@ use loopfs::Bytes;
 use loopfs::volume_store::{OwnedContentSource, SnapshotId};
 use serde::Deserialize;
 
-use super::DataSource;
+use super::source::DataSource;
 use crate::error::Error;
 use crate::node::context::Context;
 use crate::objects::identity::Identity;
