@@ -15,13 +15,14 @@ use crate::disk::Disk;
 use crate::logs::{self, LogSource};
 use crate::proto as wire;
 use crate::proto::node_debug_server::NodeDebug;
-use crate::state;
+use crate::state::State;
 
 /// What the service serves.
 #[derive(Debug)]
 pub(crate) struct NodeDebugService {
     logs: Vec<LogSource>,
     conditions: Conditions,
+    state: State,
     account: Option<AllowedAccount>,
     /// Ends streams and waits.
     stop: CancellationToken,
@@ -29,6 +30,7 @@ pub(crate) struct NodeDebugService {
 
 impl NodeDebugService {
     pub(crate) fn new(args: Args, stop: CancellationToken) -> Self {
+        let state = State::new(args.data_dir.clone());
         let conditions = Conditions {
             driver_name: args.driver_name,
             registration_dir: args.registration_dir,
@@ -37,7 +39,7 @@ impl NodeDebugService {
             cluster: args.kubeconfig.map(ApiServerAccess::new),
             disk: Disk::default(),
         };
-        Self { logs: args.logs, conditions, account: args.service_account, stop }
+        Self { logs: args.logs, conditions, state, account: args.service_account, stop }
     }
 
     fn log(&self, name: &str) -> Result<&LogSource, Status> {
@@ -115,8 +117,7 @@ impl NodeDebug for NodeDebugService {
     type StateStream = BoxStream<'static, Result<wire::StateResponse, Status>>;
 
     async fn state(&self, _: Request<wire::StateRequest>) -> Result<Response<Self::StateStream>, Status> {
-        let files = state::read(self.conditions.data_dir.clone(), self.conditions.disk.clone());
-        let responses = files.flat_map(|file| {
+        let responses = self.state.read().flat_map(|file| {
             let chunks: Vec<_> = file.content.chunks(logs::CHUNK_BYTES).map(<[u8]>::to_vec).collect();
             let response = move |content| Ok(wire::StateResponse { name: file.name.to_owned(), content });
             stream::iter(chunks.into_iter().map(response))
