@@ -18,6 +18,9 @@ use service::absolute_path;
 /// The newest bytes of a log that a call returns before it follows.
 const MAX_BYTES: usize = 4 << 20;
 
+/// What stands in place of older bytes. A line without its beginning could show the value of a secret without its name.
+const OLDER: &str = "[node-debug: older lines are left out here]\n";
+
 /// The bytes of one part of a stream.
 pub(crate) const CHUNK_BYTES: usize = 256 << 10;
 
@@ -101,7 +104,10 @@ async fn newest(mut reader: Reader, lines: Option<u64>) -> anyhow::Result<(Reade
             break;
         }
         content.extend(chunk);
-        content.drain(..start_of_newest(&content, MAX_BYTES));
+        content.drain(..content.len().saturating_sub(MAX_BYTES + 1));
+    }
+    if content.len() > MAX_BYTES {
+        content.splice(..start_of_newest(&content, MAX_BYTES), OLDER.bytes());
     }
     if let Some(lines) = lines {
         content.drain(..start_of_last(&content, lines));
@@ -121,11 +127,11 @@ async fn appended(mut reader: Reader) -> anyhow::Result<Option<(Vec<u8>, Reader)
     }
 }
 
-/// Returns where the newest lines begin that have at most `max_bytes`.
+/// Returns where the newest whole lines begin that have at most `max_bytes`.
 fn start_of_newest(content: &[u8], max_bytes: usize) -> usize {
     let Some(before) = content.len().checked_sub(max_bytes + 1) else { return 0 };
     let newline = content[before..].iter().position(|byte| *byte == b'\n');
-    before + 1 + newline.unwrap_or(0)
+    newline.map_or(content.len(), |newline| before + newline + 1)
 }
 
 /// Returns where the last `lines` lines begin.
