@@ -1,9 +1,11 @@
 //! The gRPC service.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Error;
 use futures::stream::{self, BoxStream, StreamExt, TryStreamExt};
+use tokio::sync::Semaphore;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tonic::{Request, Response, Status, async_trait};
@@ -17,10 +19,14 @@ use crate::proto as wire;
 use crate::proto::node_debug_server::NodeDebug;
 use crate::state::State;
 
+/// Calls that may read logs concurrently. Each holds up to 8 MiB.
+const MAX_LOG_CALLS: usize = 16;
+
 /// What the service serves.
 #[derive(Debug)]
 pub(crate) struct NodeDebugService {
     logs: Vec<LogSource>,
+    log_calls: Arc<Semaphore>,
     conditions: Conditions,
     state: State,
     account: Option<AllowedAccount>,
@@ -39,7 +45,14 @@ impl NodeDebugService {
             cluster: args.kubeconfig.map(ApiServerAccess::new),
             disk: Disk::default(),
         };
-        Self { logs: args.logs, conditions, state, account: args.service_account, stop }
+        Self {
+            logs: args.logs,
+            log_calls: Arc::new(Semaphore::new(MAX_LOG_CALLS)),
+            conditions,
+            state,
+            account: args.service_account,
+            stop,
+        }
     }
 
     fn log(&self, name: &str) -> Result<&LogSource, Status> {
@@ -80,7 +93,13 @@ impl NodeDebug for NodeDebugService {
 
     async fn logs(&self, request: Request<wire::LogsRequest>) -> Result<Response<Self::LogsStream>, Status> {
         let wire::LogsRequest { component, lines, follow } = request.into_inner();
-        let content = logs::read(&self.log(&component)?.source, lines, follow);
+        let log = self.log(&component)?;
+        let permit = Arc::clone(&self.log_calls).try_acquire_owned().map_err(|_| {
+            Status::resource_exhausted(format!(
+                "{MAX_LOG_CALLS} calls read logs; end one of them, such as a dbg logs --follow. A disk that hangs also keeps them"
+            ))
+        })?;
+        let content = logs::read(&log.source, lines, follow, permit);
         let responses = content.map_ok(|content| wire::LogsResponse { content });
         Ok(self.until_stop(responses.map_err(unavailable)))
     }
@@ -136,16 +155,33 @@ mod tests {
 
     use super::*;
 
+    async fn follow(
+        service: &NodeDebugService,
+    ) -> Result<Response<<NodeDebugService as NodeDebug>::LogsStream>, Status> {
+        let request =
+            wire::LogsRequest { component: "a".to_owned(), follow: true, ..wire::LogsRequest::default() };
+        service.logs(Request::new(request)).await
+    }
+
     /// The file of the log does not exist, so the call waits for it.
     #[tokio::test]
     async fn stream_ends_when_service_stops() {
         let args = Args::parse_from(["node-debug", "--log=a=/nonexistent"]);
         let service = NodeDebugService::new(args, CancellationToken::new());
-        let request =
-            wire::LogsRequest { component: "a".to_owned(), follow: true, ..wire::LogsRequest::default() };
-        let mut stream = service.logs(Request::new(request)).await.unwrap().into_inner();
+        let mut stream = follow(&service).await.unwrap().into_inner();
         assert!(futures::poll!(stream.next()).is_pending());
         service.stop.cancel();
         assert!(stream.next().await.is_none());
+    }
+
+    #[tokio::test]
+    async fn number_of_log_calls_is_limited() {
+        let args = Args::parse_from(["node-debug", "--log=a=/nonexistent"]);
+        let service = NodeDebugService::new(args, CancellationToken::new());
+        let calls = futures::future::join_all((0..MAX_LOG_CALLS).map(|_| follow(&service))).await;
+        assert!(calls.iter().all(Result::is_ok));
+        assert_eq!(follow(&service).await.err().unwrap().code(), tonic::Code::ResourceExhausted);
+        drop(calls);
+        assert!(follow(&service).await.is_ok());
     }
 }

@@ -4,10 +4,12 @@ use std::fs::{self, File, OpenOptions};
 use std::io::Write;
 use std::os::unix::fs::symlink;
 use std::path::Path;
+use std::sync::Arc;
 
 use proptest::prelude::*;
 use rstest::rstest;
 use tempfile::TempDir;
+use tokio::sync::Semaphore;
 
 use super::*;
 
@@ -26,7 +28,7 @@ fn follow(prepare: impl FnOnce(&Path)) -> Following {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("log");
     prepare(&path);
-    Following { directory, content: read(&LineSource::File(path), None, true), text: String::new() }
+    Following { directory, content: read(&LineSource::File(path), None, true, permit()), text: String::new() }
 }
 
 impl Following {
@@ -45,6 +47,10 @@ impl Following {
     }
 }
 
+fn permit() -> OwnedSemaphorePermit {
+    Arc::new(Semaphore::new(1)).try_acquire_owned().unwrap()
+}
+
 fn append(path: &Path, text: &str) {
     let mut file = OpenOptions::new().append(true).create(true).open(path).unwrap();
     file.write_all(text.as_bytes()).unwrap();
@@ -52,7 +58,7 @@ fn append(path: &Path, text: &str) {
 
 /// Reads a file without following it.
 async fn content(path: PathBuf, lines: Option<u64>) -> anyhow::Result<String> {
-    let content: Vec<Vec<u8>> = read(&LineSource::File(path), lines, false).try_collect().await?;
+    let content: Vec<Vec<u8>> = read(&LineSource::File(path), lines, false, permit()).try_collect().await?;
     Ok(String::from_utf8(content.concat()).unwrap())
 }
 
