@@ -2,14 +2,13 @@
 
 use std::error::Error;
 use std::fmt::Write as _;
-use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
-use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Component, Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::{Context, ensure};
 use jiff::Timestamp;
+use tempfile::NamedTempFile;
 use tonic::Status;
 
 use super::args::BundleArgs;
@@ -32,21 +31,22 @@ pub(super) async fn run(socket: &Path, args: BundleArgs) -> anyhow::Result<ExitC
     let context = || format!("write {}; choose another --output", output.display());
     // Everything is collected before the file is created, so that dbg leaves no file if it is interrupted.
     ensure!(output.symlink_metadata().is_err(), "{}: the file exists", context());
+    let directory = output.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    ensure!(directory.is_dir(), "{}: {} is not a directory", context(), directory.display());
     let mut client = Client::connect(socket).await?;
     let archive = collect(&mut client, now).await?;
-    let file =
-        OpenOptions::new().write(true).create_new(true).mode(0o600).open(&output).with_context(context)?;
-    if let Err(error) = write(file, &archive) {
-        fs::remove_file(&output).ok();
-        return Err(error).with_context(context);
-    }
+    write(directory, &output, &archive).with_context(context)?;
     writeln!(io::stdout(), "{}", output.display())?;
     Ok(ExitCode::SUCCESS)
 }
 
-fn write(mut file: File, archive: &[u8]) -> io::Result<()> {
+/// Writes the whole file or none. Only its owner may read it.
+fn write(directory: &Path, output: &Path, archive: &[u8]) -> io::Result<()> {
+    let mut file = NamedTempFile::new_in(directory)?;
     file.write_all(archive)?;
-    file.sync_all()
+    file.as_file().sync_all()?;
+    file.persist_noclobber(output)?;
+    Ok(())
 }
 
 /// Returns the archive.
