@@ -68,7 +68,7 @@ impl FromStr for LogSource {
             return Err("the name must be letters, digits, dots, hyphens or underscores, and begin with a letter or digit".to_owned());
         }
         let source = match source {
-            "kmsg" => LineSource::Kmsg,
+            "kmsg" | "/dev/kmsg" => LineSource::Kmsg,
             path => absolute_path(path)
                 .map(LineSource::File)
                 .map_err(|error| format!("the source {error}, or kmsg"))?,

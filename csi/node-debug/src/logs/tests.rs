@@ -185,6 +185,7 @@ async fn foreign_link_is_not_followed() {
 #[rstest]
 #[case::file("a=/l", Some(LineSource::File("/l".into())))]
 #[case::kernel("a=kmsg", Some(LineSource::Kmsg))]
+#[case::device_of_the_kernel("a=/dev/kmsg", Some(LineSource::Kmsg))]
 #[case::relative("a=l", None)]
 #[case::no_name("=kmsg", None)]
 #[case::path_as_name("../a=kmsg", None)]
