@@ -94,7 +94,7 @@ impl NodeDebug for NodeDebugService {
     async fn logs(&self, request: Request<wire::LogsRequest>) -> Result<Response<Self::LogsStream>, Status> {
         let wire::LogsRequest { component, lines, follow } = request.into_inner();
         let log = self.log(&component)?;
-        let permit = Arc::clone(&self.log_calls).try_acquire_owned().map_err(|_| {
+        let permit = Arc::clone(&self.log_calls).try_acquire_owned().map_err(|_none_left| {
             Status::resource_exhausted(format!(
                 "{MAX_LOG_CALLS} calls read logs; end one of them, such as a dbg logs --follow. A disk that hangs also keeps them"
             ))
@@ -127,9 +127,9 @@ impl NodeDebug for NodeDebugService {
                 "node-debug issues no kubeconfigs; start it with --kubeconfig and --kubeconfig-service-account",
             ));
         };
-        let issued = cluster.issue(account).await.map_err(unavailable)?;
+        let (issued, expiry) = cluster.issue(account).await.map_err(unavailable)?;
         let AllowedAccount { namespace, account } = account;
-        tracing::info!(account = format!("{namespace}/{account}"), "issued a kubeconfig");
+        tracing::info!(account = format!("{namespace}/{account}"), %expiry, "issued a kubeconfig");
         Ok(Response::new(issued))
     }
 
