@@ -6,13 +6,16 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use anyhow::{Context, anyhow};
+use jiff::Timestamp;
 use k8s_openapi::api::authentication::v1::{TokenRequest, TokenRequestSpec};
 use k8s_openapi::api::core::v1::ServiceAccount;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::serde::de::DeserializeOwned;
 use kube::api::PostParams;
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Api, Client, Config, Resource};
 use pem::{EncodeConfig, LineEnding, Pem};
+use tokio::sync::OnceCell;
 
 use crate::proto::KubeconfigResponse;
 
@@ -62,7 +65,7 @@ impl ApiServerAccess {
         Self { kubeconfig }
     }
 
-    /// Reads the kubeconfig each time: on a node that is starting, it may be written later than the service starts.
+    /// Reads the kubeconfig for each call: on a node that is starting, it may be written later than the service starts.
     async fn config(&self) -> anyhow::Result<Config> {
         let read = async || {
             let kubeconfig = Kubeconfig::read_from(&self.kubeconfig)?;
@@ -71,20 +74,24 @@ impl ApiServerAccess {
         read().await.with_context(|| format!("use kubeconfig {} (--kubeconfig)", self.kubeconfig.display()))
     }
 
-    /// Returns an object of the cluster, or `None` if it does not exist.
-    pub(crate) async fn object<K>(&self, name: &str) -> anyhow::Result<Option<K>>
+    /// Returns an object of the cluster, or `None` if it does not exist. The cell keeps the client.
+    pub(crate) async fn object<K>(&self, client: &OnceCell<Client>, name: &str) -> anyhow::Result<Option<K>>
     where
         K: Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned,
     {
         let get = async {
-            let client = Client::try_from(self.config().await?)?;
-            anyhow::Ok(Api::<K>::all(client).get_opt(name).await?)
+            let client =
+                client.get_or_try_init(async || anyhow::Ok(Client::try_from(self.config().await?)?)).await?;
+            anyhow::Ok(Api::<K>::all(client.clone()).get_opt(name).await?)
         };
         in_time(get).await.with_context(|| format!("get {} {name}", K::kind(&())))
     }
 
-    /// Requests a token for the account, and returns it with the address of the API server.
-    pub(crate) async fn issue(&self, account: &AllowedAccount) -> anyhow::Result<KubeconfigResponse> {
+    /// Requests a token for the account, and returns it with the address of the API server, and when it expires.
+    pub(crate) async fn issue(
+        &self,
+        account: &AllowedAccount,
+    ) -> anyhow::Result<(KubeconfigResponse, Timestamp)> {
         let AllowedAccount { namespace, account } = account;
         let issue = async {
             let config = self.config().await?;
@@ -94,13 +101,12 @@ impl ApiServerAccess {
             let request = TokenRequest { spec: Some(spec), ..Default::default() };
             let accounts: Api<ServiceAccount> = Api::namespaced(Client::try_from(config)?, namespace);
             let issued = accounts.create_token_request(account, &PostParams::default(), &request).await?;
-            let token = issued.status.and_then(|status| status.token).context("the response has no token")?;
-            anyhow::Ok(KubeconfigResponse {
-                server,
-                certificate_authority,
-                namespace: namespace.clone(),
-                token,
-            })
+            let status = issued.status.context("the response has no status")?;
+            let token = status.token.context("the response has no token")?;
+            let Time(expiry) =
+                status.expiration_timestamp.context("the response does not say when the token expires")?;
+            let namespace = namespace.clone();
+            anyhow::Ok((KubeconfigResponse { server, certificate_authority, namespace, token }, expiry))
         };
         in_time(issue)
             .await

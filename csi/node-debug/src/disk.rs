@@ -31,13 +31,20 @@ impl Disk {
         let Ok(permit) = Arc::clone(&self.0).try_acquire_owned() else {
             bail!("{MAX_READS} reads of the disk have not ended; the disk may hang");
         };
-        let reading = tokio::task::spawn_blocking(move || {
+        let reading = move || {
             let _permit = permit;
             read()
-        });
-        match tokio::time::timeout(READ_TIMEOUT, reading).await {
-            Ok(read) => read?,
-            Err(_elapsed) => bail!("no result within {READ_TIMEOUT:?}; the disk may hang"),
-        }
+        };
+        in_time(reading).await
+    }
+}
+
+/// Runs a read that may block. After the timeout, it keeps its thread and what it has.
+pub(crate) async fn in_time<T: Send + 'static>(
+    read: impl FnOnce() -> anyhow::Result<T> + Send + 'static,
+) -> anyhow::Result<T> {
+    match tokio::time::timeout(READ_TIMEOUT, tokio::task::spawn_blocking(read)).await {
+        Ok(read) => read?,
+        Err(_elapsed) => bail!("no result within {READ_TIMEOUT:?}; the disk may hang"),
     }
 }

@@ -5,8 +5,8 @@ use std::fs::{self, File};
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, anyhow};
-use futures::stream::{self, Stream, StreamExt};
+use anyhow::Context;
+use futures::stream::{FuturesOrdered, Stream};
 use loopfs::loop_device::unmanaged;
 use loopfs::project_quota::{ProjectId, ProjectQuota};
 
@@ -23,27 +23,43 @@ pub(crate) struct StateFile {
     pub(crate) content: Vec<u8>,
 }
 
-/// Reads the state of the node. A part that cannot be read has the reason as its content. The part that needs the disk comes last.
-pub(crate) fn read(data_dir: Option<PathBuf>, disk: Disk) -> impl Stream<Item = StateFile> {
-    let mounts = fs::read("/proc/self/mountinfo").context("read /proc/self/mountinfo");
-    let of_kernel = [
-        file("versions.txt", Ok(versions().into_bytes())),
-        file("mountinfo.txt", mounts),
-        file("loop-devices.txt", loop_devices().map(String::into_bytes)),
-    ];
-    let of_disk = async move {
-        let quotas = match data_dir {
-            Some(data_dir) => disk.read(move || quotas(&data_dir)).await,
-            None => Err(anyhow!("node-debug was started without --data-dir")),
-        };
-        file("quotas.txt", quotas.map(String::into_bytes))
-    };
-    stream::iter(of_kernel).chain(stream::once(of_disk))
+/// Returns the content of a file of the report. The data directory may be unknown.
+type Part = fn(Option<&Path>) -> anyhow::Result<Vec<u8>>;
+
+const PARTS: [(&str, Part); 4] = [
+    ("versions.txt", |_| Ok(versions().into_bytes())),
+    ("mountinfo.txt", |_| fs::read("/proc/self/mountinfo").context("read /proc/self/mountinfo")),
+    ("loop-devices.txt", |_| Ok(loop_devices()?.into_bytes())),
+    ("quotas.txt", |data_dir| {
+        Ok(quotas(data_dir.context("node-debug was started without --data-dir")?)?.into_bytes())
+    }),
+];
+
+/// The state of a node. Each part may block, and has its own limit of reads.
+#[derive(Debug)]
+pub(crate) struct State {
+    data_dir: Option<PathBuf>,
+    disks: [Disk; PARTS.len()],
 }
 
-fn file(name: &'static str, content: anyhow::Result<Vec<u8>>) -> StateFile {
-    let content = content.unwrap_or_else(|error| format!("could not be read: {error:#}\n").into_bytes());
-    StateFile { name, content }
+impl State {
+    pub(crate) fn new(data_dir: Option<PathBuf>) -> Self {
+        Self { data_dir, disks: Default::default() }
+    }
+
+    /// Reads the parts concurrently. One that cannot be read has the reason as its content.
+    pub(crate) fn read(&self) -> impl Stream<Item = StateFile> + use<> {
+        let reads = PARTS.into_iter().zip(self.disks.clone()).map(|((name, part), disk)| {
+            let data_dir = self.data_dir.clone();
+            async move {
+                let content = disk.read(move || part(data_dir.as_deref())).await;
+                let content =
+                    content.unwrap_or_else(|error| format!("could not be read: {error:#}\n").into_bytes());
+                StateFile { name, content }
+            }
+        });
+        reads.collect::<FuturesOrdered<_>>()
+    }
 }
 
 fn versions() -> String {
@@ -98,6 +114,7 @@ mod tests {
     use std::fs::OpenOptions;
     use std::pin::pin;
 
+    use futures::stream::StreamExt;
     use nix::sys::stat::Mode;
 
     use super::*;
@@ -116,9 +133,9 @@ mod tests {
         // Opening a named pipe waits for a writer.
         let data_dir = directory.path().join("data");
         nix::unistd::mkfifo(&data_dir, Mode::S_IRWXU).unwrap();
-        let disk = Disk::default();
+        let state = State::new(Some(data_dir.clone()));
         for read_number in 0..=MAX_READS {
-            let mut files = pin!(read(Some(data_dir.clone()), disk.clone()));
+            let mut files = pin!(state.read());
             for name in ["versions.txt", "mountinfo.txt", "loop-devices.txt"] {
                 let (found, content) = text(files.next().await);
                 assert!(found == name && !content.contains("no result"), "{found}: {content}");

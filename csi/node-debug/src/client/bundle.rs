@@ -2,14 +2,13 @@
 
 use std::error::Error;
 use std::fmt::Write as _;
-use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
-use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Component, Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::{Context, ensure};
 use jiff::Timestamp;
+use tempfile::NamedTempFile;
 use tonic::Status;
 
 use super::args::BundleArgs;
@@ -18,8 +17,11 @@ use super::escape::escape_lines;
 use super::redact::Redactor;
 use crate::proto as wire;
 
-/// The largest text of one file. The service sends less; another program in its place might not.
-const MAX_FILE_BYTES: usize = 1 << 30;
+/// The largest archive. The service sends less; another program in its place might not.
+const MAX_BYTES: usize = 256 << 20;
+
+/// What a file has in the archive besides its content.
+const HEADER_BYTES: usize = 512;
 
 pub(super) async fn run(socket: &Path, args: BundleArgs) -> anyhow::Result<ExitCode> {
     let now = Timestamp::now();
@@ -29,21 +31,22 @@ pub(super) async fn run(socket: &Path, args: BundleArgs) -> anyhow::Result<ExitC
     let context = || format!("write {}; choose another --output", output.display());
     // Everything is collected before the file is created, so that dbg leaves no file if it is interrupted.
     ensure!(output.symlink_metadata().is_err(), "{}: the file exists", context());
+    let directory = output.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    ensure!(directory.is_dir(), "{}: {} is not a directory", context(), directory.display());
     let mut client = Client::connect(socket).await?;
     let archive = collect(&mut client, now).await?;
-    let file =
-        OpenOptions::new().write(true).create_new(true).mode(0o600).open(&output).with_context(context)?;
-    if let Err(error) = write(file, &archive) {
-        fs::remove_file(&output).ok();
-        return Err(error).with_context(context);
-    }
+    write(directory, &output, &archive).with_context(context)?;
     writeln!(io::stdout(), "{}", output.display())?;
     Ok(ExitCode::SUCCESS)
 }
 
-fn write(mut file: File, archive: &[u8]) -> io::Result<()> {
+/// Writes the whole file or none. Only its owner may read it.
+fn write(directory: &Path, output: &Path, archive: &[u8]) -> io::Result<()> {
+    let mut file = NamedTempFile::new_in(directory)?;
     file.write_all(archive)?;
-    file.sync_all()
+    file.as_file().sync_all()?;
+    file.persist_noclobber(output)?;
+    Ok(())
 }
 
 /// Returns the archive.
@@ -53,12 +56,12 @@ async fn collect(client: &mut Client, now: Timestamp) -> anyhow::Result<Vec<u8>>
     let described = described.map_err(|status| client.explain(status))?.into_inner();
     archive.add("node-debug.txt", &summary(&described, now))?;
     for component in &described.components {
-        let log = log(client, &component.name).await?;
+        let log = log(client, &component.name, archive.room()).await?;
         archive.add(&format!("logs/{}.log", component.name), &log)?;
     }
     let conditions = conditions(client, &described.conditions).await?;
     archive.add("conditions.txt", conditions.as_bytes())?;
-    for (name, content) in state(client).await? {
+    for (name, content) in state(client, archive.room()).await? {
         archive.add(&format!("state/{name}"), &content)?;
     }
     Ok(archive.tar.into_inner()?)
@@ -73,24 +76,24 @@ fn summary(described: &wire::DescribeResponse, now: Timestamp) -> Vec<u8> {
     text.into_bytes()
 }
 
-/// Returns the log, and at its end the reason if there is no more.
-async fn log(client: &mut Client, component: &str) -> anyhow::Result<Vec<u8>> {
+/// Returns the log, and at its end the reason if there is no more. It ends when the archive has no room for it.
+async fn log(client: &mut Client, component: &str, room: usize) -> anyhow::Result<Vec<u8>> {
     let request = wire::LogsRequest { component: component.to_owned(), ..wire::LogsRequest::default() };
-    let parts = client.service.logs(request).await;
-    let mut parts = parts.map_err(|status| client.explain(status))?.into_inner();
     let mut content = Vec::new();
-    loop {
-        match parts.message().await {
-            Ok(Some(part)) => content.extend(part.content),
-            Ok(None) => return Ok(content),
-            Err(status) => {
-                let reason = refusal(client, status)?;
-                content.extend(format!("could not be read: {reason}\n").bytes());
-                return Ok(content);
-            }
+    let read = async {
+        let mut parts = client.service.logs(request).await?.into_inner();
+        while content.len() <= room
+            && let Some(part) = parts.message().await?
+        {
+            content.extend(part.content);
         }
-        check_size(component, content.len())?;
+        Ok(())
+    };
+    if let Err(status) = read.await {
+        let reason = refusal(client, status)?;
+        content.extend(format!("could not be read: {reason}\n").bytes());
     }
+    Ok(content)
 }
 
 async fn conditions(client: &mut Client, known: &[wire::KnownCondition]) -> anyhow::Result<String> {
@@ -109,15 +112,17 @@ async fn conditions(client: &mut Client, known: &[wire::KnownCondition]) -> anyh
 }
 
 /// Returns the files of the node's state.
-async fn state(client: &mut Client) -> anyhow::Result<Vec<(String, Vec<u8>)>> {
+async fn state(client: &mut Client, mut room: usize) -> anyhow::Result<Vec<(String, Vec<u8>)>> {
     let parts = client.service.state(wire::StateRequest {}).await;
     let mut parts = parts.map_err(|status| client.explain(status))?.into_inner();
     let mut files: Vec<(String, Vec<u8>)> = Vec::new();
     while let Some(part) = parts.message().await.map_err(|status| client.explain(status))? {
+        // A file of its own has a header, even without content.
+        let bytes = part.content.len() + HEADER_BYTES;
+        room = room.checked_sub(bytes).with_context(|| full(&part.name))?;
         match files.last_mut() {
             Some((newest, content)) if *newest == part.name => {
                 content.extend(part.content);
-                check_size(newest, content.len())?;
             }
             _ => files.push((part.name, part.content)),
         }
@@ -130,9 +135,8 @@ fn refusal(client: &Client, status: Status) -> anyhow::Result<String> {
     if status.source().is_some() { Err(client.explain(status)) } else { Ok(status.message().to_owned()) }
 }
 
-fn check_size(name: &str, bytes: usize) -> anyhow::Result<()> {
-    ensure!(bytes <= MAX_FILE_BYTES, "{name} is larger than {MAX_FILE_BYTES} bytes");
-    Ok(())
+fn full(name: &str) -> String {
+    format!("the archive would be larger than {} MiB with {name}", MAX_BYTES >> 20)
 }
 
 /// An archive whose files have no secrets.
@@ -142,12 +146,19 @@ struct Archive {
 }
 
 impl Archive {
+    /// Returns the bytes that may be added.
+    fn room(&self) -> usize {
+        MAX_BYTES.saturating_sub(self.tar.get_ref().len() + HEADER_BYTES)
+    }
+
     /// Adds a file. A name that leads out of the directory of the archive is an error.
     fn add(&mut self, name: &str, content: &[u8]) -> anyhow::Result<()> {
         let is_inside = Path::new(name).components().all(|part| matches!(part, Component::Normal(_)));
         ensure!(is_inside, "add {name:?} to the archive: the name leads out of it");
+        ensure!(content.len() <= self.room(), "{}", full(name));
         // The text is redacted before it is escaped: an escape character could hide the form of a secret.
         let content = escape_lines(Redactor::text(&String::from_utf8_lossy(content)).as_bytes());
+        ensure!(content.len() <= self.room(), "{}", full(name));
         let mut header = tar::Header::new_gnu();
         header.set_mode(0o600);
         header.set_mtime(self.time);
@@ -170,5 +181,17 @@ mod tests {
         for name in ["logs/../../etc/passwd".to_owned(), format!("logs/{}/../../../x", "x".repeat(100))] {
             assert!(archive.add(&name, b"").is_err(), "{name}");
         }
+    }
+
+    /// Escaped control characters are longer.
+    #[test]
+    fn size_of_archive_is_limited() {
+        let nearly_full = vec![0; MAX_BYTES - 2 * HEADER_BYTES];
+        let mut archive = Archive { tar: tar::Builder::new(nearly_full), time: 0 };
+        for content in [b"a\n".repeat(HEADER_BYTES), b"\x07".repeat(HEADER_BYTES / 2)] {
+            let error = archive.add("a", &content).unwrap_err().to_string();
+            assert_eq!(error, "the archive would be larger than 256 MiB with a");
+        }
+        archive.add("a", b"a\n").unwrap();
     }
 }

@@ -3,12 +3,16 @@
 use std::error::Error;
 use std::io;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use anyhow::{Context, anyhow};
 use tonic::transport::{Channel, Endpoint};
 use tonic::{Code, Status};
 
 use crate::proto::node_debug_client::NodeDebugClient;
+
+/// After this time without a response, the client asks whether the service still runs, and waits as long for the answer.
+const KEEP_ALIVE: Duration = Duration::from_secs(10);
 
 /// The connected service.
 pub(super) struct Client {
@@ -21,6 +25,7 @@ impl Client {
         let address = format!("unix://{}", socket.display());
         let endpoint =
             Endpoint::from_shared(address).with_context(|| format!("use socket {}", socket.display()))?;
+        let endpoint = endpoint.http2_keep_alive_interval(KEEP_ALIVE).keep_alive_timeout(KEEP_ALIVE);
         let channel = endpoint.connect().await.map_err(|error| {
             let cause = root_cause(&error);
             let is_denied = cause

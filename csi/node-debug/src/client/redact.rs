@@ -6,7 +6,7 @@
 use std::borrow::Cow;
 use std::sync::LazyLock;
 
-use regex::Regex;
+use regex::{Match, Regex};
 
 /// What stands in place of a secret.
 const REDACTED: &str = "[redacted]";
@@ -106,8 +106,8 @@ impl Redactor {
         let mut redactor = Self::default();
         text.split_inclusive('\n')
             .map(|line| {
-                let (content, end) = line.strip_suffix('\n').map_or((line, ""), |content| (content, "\n"));
-                redactor.line(content).into_owned() + end
+                let content = line.trim_end_matches(['\r', '\n']);
+                redactor.line(content).into_owned() + &line[content.len()..]
             })
             .collect()
     }
@@ -115,19 +115,23 @@ impl Redactor {
     /// Returns the line without secrets and without control sequences of a terminal.
     fn line<'a>(&mut self, line: &'a str) -> Cow<'a, str> {
         let line = FORMS.control_sequence.replace_all(line, "");
-        let is_of_key = self.is_of_key(&line);
-        if self.is_of_collection(&line) || is_of_key {
+        let is_hidden = self.is_of_key(&line) | self.is_of_collection(&line);
+        let names = FORMS.names.iter().filter_map(|name| name.find(&line));
+        let name = names.min_by_key(|name| name.end());
+        // What is hidden may have the name of another secret.
+        if self.collection.is_none() {
+            self.collection = name.and_then(|name| Collection::begun(&line, name));
+        }
+        if is_hidden {
             return Cow::Borrowed(REDACTED);
         }
-        let line = FORMS.tokens.iter().fold(line, replace);
-        let names = FORMS.names.iter().filter_map(|name| name.find(&line));
-        let Some(name) = names.min_by_key(|name| name.end()) else { return line };
-        let value = line[name.end()..].trim_end();
-        self.collection = Collection::begun(&line, &line[name.start()..], value);
-        if value.is_empty() {
-            return line;
+        let Some(name) = name else { return replace_tokens(&line).into() };
+        // A token in which the name is would show its beginning.
+        if let Some(start) = start_of_token_across(&line, name.start()) {
+            return Cow::Owned(replace_tokens(&line[..start]) + REDACTED);
         }
-        Cow::Owned(format!("{}{REDACTED}", &line[..name.end()]))
+        let value = if line[name.end()..].trim_end().is_empty() { "" } else { REDACTED };
+        Cow::Owned(replace_tokens(&line[..name.start()]) + name.as_str() + value)
     }
 
     fn is_of_key(&mut self, line: &str) -> bool {
@@ -159,6 +163,9 @@ impl Redactor {
 
     fn is_of_collection(&mut self, line: &str) -> bool {
         let Some(collection) = &mut self.collection else { return false };
+        if line.trim().is_empty() {
+            return true;
+        }
         let is_deeper = indentation(line) > collection.indentation;
         let is_closing = line.trim_start().starts_with(['}', ']', ')', '>']);
         let is_part = is_deeper || is_closing || collection.ends_open;
@@ -173,14 +180,13 @@ impl Redactor {
 }
 
 impl Collection {
-    /// Returns the collection that begins on this line, if the value does not end there.
-    fn begun(line: &str, named: &str, value: &str) -> Option<Self> {
-        let count = |brackets: [char; 4]| named.matches(brackets).count();
-        let (opening, closing) = (count(['{', '[', '(', '<']), count(['}', ']', ')', '>']));
-        // A string may have a bracket as well.
-        let is_open = opening > closing || (opening > 0 && ends_open(named));
+    /// Returns the collection that may continue after this line.
+    fn begun(line: &str, name: Match<'_>) -> Option<Self> {
+        let named = &line[name.start()..];
+        // Whether the collection ends on this line is unknown: a string may have closing brackets.
+        let is_open = named.contains(['{', '[', '(', '<']);
         // Without a value, or with an indicator of a block, YAML has it on the next lines.
-        let is_block = matches!(value, "" | "|" | "|-" | ">" | ">-");
+        let is_block = matches!(line[name.end()..].trim_end(), "" | "|" | "|-" | ">" | ">-");
         (is_open || is_block).then(|| Self {
             indentation: indentation(line),
             ends_open: ends_open(named),
@@ -197,11 +203,20 @@ fn ends_open(line: &str) -> bool {
     line.trim_end().ends_with(['{', '[', '(', '<', ','])
 }
 
-fn replace<'a>(line: Cow<'a, str>, token: &Regex) -> Cow<'a, str> {
-    match token.replace_all(&line, "${before}[redacted]${after}") {
-        Cow::Borrowed(_) => line,
-        Cow::Owned(replaced) => Cow::Owned(replaced),
-    }
+fn replace_tokens(text: &str) -> String {
+    let replace =
+        |text: String, token: &Regex| token.replace_all(&text, "${before}[redacted]${after}").into();
+    FORMS.tokens.iter().fold(text.to_owned(), replace)
+}
+
+/// Returns where the secret of a token begins that begins before the position and ends after it.
+fn start_of_token_across(line: &str, position: usize) -> Option<usize> {
+    let found = FORMS.tokens.iter().flat_map(|token| token.captures_iter(line));
+    let secrets = found.map(|found| {
+        let start = found.name("before").map_or(found.get_match().start(), |before| before.end());
+        start..found.get_match().end()
+    });
+    secrets.filter(|secret| secret.start < position && position < secret.end).map(|secret| secret.start).min()
 }
 
 /// Returns `true` if a word of the line is as long as a line of a PEM file and looks like one.
@@ -216,7 +231,7 @@ fn has_base64_line(line: &str) -> bool {
 }
 
 fn last_word(line: &str) -> &str {
-    line.rsplit([' ', '\t']).next().unwrap_or_default()
+    line.trim_end().rsplit([' ', '\t']).next().unwrap_or_default()
 }
 
 /// Returns `true` for what may be the last line of a PEM file, which is shorter.
@@ -248,6 +263,17 @@ mod tests {
         r"key=-----BEGIN EC PRIVATE KEY-----\nMHc\n-----END EC PRIVATE KEY-----\n done",
         "[redacted]"
     )]
+    #[case::name_after_basic(
+        "using basic authorization: dXNlcjpwYXNz",
+        "using basic authorization: [redacted]"
+    )]
+    #[case::name_after_bearer("bearer authorization=Token hunter2", "bearer authorization=[redacted]")]
+    #[case::cookie_after_basic("basic Cookie: x", "basic Cookie: [redacted]")]
+    #[case::password_after_basic("basic password: x", "basic password: [redacted]")]
+    #[case::name_in_a_url("redis://cache:6379,password=p@ss", "redis://cache:[redacted]")]
+    #[case::name_in_a_query("postgres://h:5432?password=p@ss", "postgres://h:[redacted]")]
+    #[case::name_in_a_password("https://user:mypassword=x@h/p", "https://user:[redacted]")]
+    #[case::token_before_a_name("Bearer hunter2 token=x", "Bearer [redacted] token=[redacted]")]
     fn secret_with_own_form_is_replaced(#[case] line: &str, #[case] expected: &str) {
         assert_eq!(Redactor::default().line(line), expected);
     }
@@ -317,6 +343,13 @@ mod tests {
     #[case::entry_on_first_line("\"secrets\": {\"x\": \"hunter2\",\n", "  \"y\": \"hunter2\"}\n", "b\n")]
     #[case::bracket_in_a_string("\"secrets\": {\"x\": \"a}b\",\n", "\"y\": \"hunter2\"}\n", "b\n")]
     #[case::protobuf("secrets {\n", "  key: \"a\"\n  value: \"hunter2\"\n}\n", "b\n")]
+    #[case::blank_line("secrets {\n", "  key: \"a\"\n\n  value: \"hunter2\"\n}\n", "b\n")]
+    #[case::beside_a_private_key(
+        "\n\"secrets\": {\"tls\": \"-----BEGIN PRIVATE KEY-----\\n...-----END PRIVATE KEY-----\",\n",
+        "  \"user\": \"hunter2\"}\n",
+        "b\n"
+    )]
+    #[case::bracket_in_the_only_string("  secrets { key: \"a}b\"\n", "    value: \"hunter2\" }\n", "b\n")]
     #[case::yaml("  password: |-\n", "    hunter2\n    hunter3\n", "  a: b\n")]
     #[case::yaml_collection("secrets:\n", "  a: hunter2\n", "b: c\n")]
     #[case::cut_map("secrets:{\"a\":\"b\",\"userKey\":\"hunter2\n", "", "I0102 next\n")]
@@ -358,6 +391,16 @@ mod tests {
         assert_eq!(Redactor::default().line(&wrapped), REDACTED);
         let text = format!("2026 {line}\n{line}\n2026 aHVudGVyMg==\n2026 a word\n");
         assert_eq!(Redactor::text(&text), format!("{}2026 a word\n", format!("{REDACTED}\n").repeat(3)));
+    }
+
+    #[test]
+    fn lines_may_end_in_crlf() {
+        let line = "MIIEvQIBADANBgkqhkiG9w0BAQEFAASCBKcwggSjAgEAAoIBAQC7VJTUt9Us8cKj";
+        for (begin, end) in [("", ""), ("-----BEGIN PRIVATE KEY-----\r\n", "-----END PRIVATE KEY-----\r\n")] {
+            let key = format!("{begin}{line}\r\naHVudGVyMg==\r\n{end}");
+            let hidden = format!("{REDACTED}\r\n").repeat(key.lines().count());
+            assert_eq!(Redactor::text(&format!("a\r\n{key}b\r\n")), format!("a\r\n{hidden}b\r\n"));
+        }
     }
 
     #[rstest]

@@ -4,6 +4,7 @@ mod node;
 mod plugin;
 
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, ensure};
@@ -53,7 +54,7 @@ pub(crate) struct Conditions {
 }
 
 /// A valid request for a condition.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 enum Query {
     PluginServing(Registration),
     PluginRegistered(Registration, NodeQuery),
@@ -94,7 +95,7 @@ impl Conditions {
         let node = || {
             let cluster = self.cluster.clone().ok_or_else(|| missing("--kubeconfig"))?;
             let name = self.node_name.clone().ok_or_else(|| missing("--node-name"))?;
-            Ok::<_, Status>(NodeQuery { cluster, name })
+            Ok::<_, Status>(NodeQuery { cluster, client: Arc::default(), name })
         };
         let data_dir = || self.data_dir.clone().ok_or_else(|| missing("--data-dir"));
         Ok(match (name, argument) {

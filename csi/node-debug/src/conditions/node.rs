@@ -1,26 +1,32 @@
 //! The objects of this node on the API server.
 
+use std::sync::Arc;
+
 use anyhow::{Context, ensure};
 use csi::DriverName;
 use k8s_openapi::api::core::v1::Node;
 use k8s_openapi::api::storage::v1::CSINode;
+use kube::Client;
+use tokio::sync::OnceCell;
 
 use crate::cluster::ApiServerAccess;
 
 /// A query about this node.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub(super) struct NodeQuery {
     pub(super) cluster: ApiServerAccess,
+    /// Used until the wait ends.
+    pub(super) client: Arc<OnceCell<Client>>,
     pub(super) name: String,
 }
 
 impl NodeQuery {
     pub(super) async fn ready(&self) -> anyhow::Result<String> {
-        is_ready(&self.name, self.cluster.object(&self.name).await?)
+        is_ready(&self.name, self.cluster.object(&self.client, &self.name).await?)
     }
 
     pub(super) async fn has_driver(&self, driver: &DriverName) -> anyhow::Result<String> {
-        has_driver(&self.name, driver, self.cluster.object(&self.name).await?)
+        has_driver(&self.name, driver, self.cluster.object(&self.client, &self.name).await?)
     }
 }
 

@@ -33,7 +33,7 @@ fn conditions(registration_dir: &Path) -> Conditions {
 #[case::bad_volume("volume-published", "../x", "../x")]
 #[case::not_configured("node-ready", "", "condition node-ready needs option --kubeconfig of node-debug")]
 fn invalid_request_fails_with_one_line(#[case] name: &str, #[case] argument: &str, #[case] message: &str) {
-    let error = conditions("/nonexistent".as_ref()).query(name, argument).unwrap_err();
+    let error = conditions("/nonexistent".as_ref()).query(name, argument).err().unwrap();
     let error = error.message();
     assert!(error.contains(message) && !error.contains('\n'), "{error}");
 }

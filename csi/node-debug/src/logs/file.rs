@@ -51,11 +51,12 @@ impl FileReader {
         };
         self.is_first = false;
         // The comparison comes first: what the component wrote before it changed to a new file is read now.
-        let is_replaced = identity(&self.path)?.is_some_and(|found| found != current.identity);
-        let is_truncated = current.file.metadata()?.len() < current.offset;
+        let is_replaced =
+            identity(&self.path).with_context(context)?.is_some_and(|found| found != current.identity);
+        let is_truncated = current.file.metadata().with_context(context)?.len() < current.offset;
         let mut content = Vec::new();
         if is_truncated {
-            current.offset = current.file.seek(SeekFrom::Start(0))?;
+            current.offset = current.file.seek(SeekFrom::Start(0)).with_context(context)?;
         } else {
             (&current.file).take(CHUNK_BYTES as u64).read_to_end(&mut content).with_context(context)?;
             current.offset += content.len() as u64;
@@ -74,15 +75,18 @@ impl FileReader {
 
     /// Opens the file, the first one where its newest bytes begin. Returns `None` if it does not exist.
     fn open(&self) -> anyhow::Result<Option<Current>> {
+        let context = || format!("open {}", self.path.display());
         // Without O_NONBLOCK, opening a named pipe of this name would wait for a writer.
         let mut file =
             match OpenOptions::new().read(true).custom_flags(OFlag::O_NONBLOCK.bits()).open(&self.path) {
                 Ok(file) => file,
                 Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-                Err(error) => return Err(error).with_context(|| format!("open {}", self.path.display())),
+                Err(error) => return Err(error).with_context(context),
             };
-        let metadata = file.metadata()?;
-        let Some(entry) = found(fs::symlink_metadata(&self.path))? else { return Ok(None) };
+        let metadata = file.metadata().with_context(context)?;
+        let Some(entry) = found(fs::symlink_metadata(&self.path)).with_context(context)? else {
+            return Ok(None);
+        };
         let identity = identity_of(&metadata);
         if entry.is_symlink() {
             ensure!(
@@ -99,7 +103,8 @@ impl FileReader {
         ensure!(metadata.is_file(), "{} is not a regular file", self.path.display());
         // One byte more shows whether a line begins there.
         let skipped = metadata.len().saturating_sub(MAX_BYTES as u64 + 1);
-        let offset = file.seek(SeekFrom::Start(if self.is_first { skipped } else { 0 }))?;
+        let offset =
+            file.seek(SeekFrom::Start(if self.is_first { skipped } else { 0 })).with_context(context)?;
         Ok(Some(Current { file, identity, offset, is_in_line: false }))
     }
 }

@@ -9,14 +9,19 @@ use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
 
-use anyhow::Context;
 use file::FileReader;
 use futures::stream::{self, BoxStream, StreamExt, TryStreamExt};
 use kernel::KernelReader;
 use service::absolute_path;
+use tokio::sync::OwnedSemaphorePermit;
+
+use crate::disk;
 
 /// The newest bytes of a log that a call returns before it follows.
 const MAX_BYTES: usize = 4 << 20;
+
+/// What stands in place of older bytes. A line without its beginning could show the value of a secret without its name.
+const OLDER: &str = "[node-debug: older lines are left out here]\n";
 
 /// The bytes of one part of a stream.
 pub(crate) const CHUNK_BYTES: usize = 256 << 10;
@@ -63,7 +68,7 @@ impl FromStr for LogSource {
             return Err("the name must be letters, digits, dots, hyphens or underscores, and begin with a letter or digit".to_owned());
         }
         let source = match source {
-            "kmsg" => LineSource::Kmsg,
+            "kmsg" | "/dev/kmsg" => LineSource::Kmsg,
             path => absolute_path(path)
                 .map(LineSource::File)
                 .map_err(|error| format!("the source {error}, or kmsg"))?,
@@ -72,21 +77,23 @@ impl FromStr for LogSource {
     }
 }
 
-/// Returns the newest lines of a log, and with `follow` what the component appends from then on, until the stream is dropped.
+/// Returns the newest lines of a log, and with `follow` what the component appends from then on, until the stream is dropped. The permit is
+/// held for as long, and for as long as a read hangs.
 pub(crate) fn read(
     source: &LineSource,
     lines: Option<u64>,
     follow: bool,
+    permit: OwnedSemaphorePermit,
 ) -> BoxStream<'static, anyhow::Result<Vec<u8>>> {
-    let reader = match source {
-        LineSource::File(path) => Reader::File(FileReader::new(path.clone(), follow)),
-        LineSource::Kmsg => Reader::Kernel(KernelReader::default()),
+    let position = match source {
+        LineSource::File(path) => Position::File(FileReader::new(path.clone(), follow)),
+        LineSource::Kmsg => Position::Kernel(KernelReader::default()),
     };
+    let reader = Reader { position, follow, _permit: permit };
     let content = async move {
         let (reader, content) = newest(reader, lines).await?;
         let chunks: Vec<_> = content.chunks(CHUNK_BYTES).map(|chunk| Ok(chunk.to_vec())).collect();
-        let rest = follow.then(|| stream::try_unfold(reader, appended));
-        anyhow::Ok(stream::iter(chunks).chain(stream::iter(rest).flatten()))
+        anyhow::Ok(stream::iter(chunks).chain(stream::try_unfold(reader, appended)))
     };
     stream::once(content).try_flatten().boxed()
 }
@@ -94,14 +101,20 @@ pub(crate) fn read(
 /// Reads to the present end of a log. Returns its last lines.
 async fn newest(mut reader: Reader, lines: Option<u64>) -> anyhow::Result<(Reader, Vec<u8>)> {
     let mut content = Vec::new();
-    loop {
+    let mut bytes = 0;
+    // The newest bytes of a file were its last ones when it was opened. A component may append faster than the file is read.
+    while bytes <= MAX_BYTES || matches!(reader.position, Position::Kernel(_)) {
         let (same, chunk) = reader.next().await?;
         reader = same;
         if chunk.is_empty() {
             break;
         }
+        bytes += chunk.len();
         content.extend(chunk);
-        content.drain(..start_of_newest(&content, MAX_BYTES));
+        content.drain(..content.len().saturating_sub(MAX_BYTES + 1));
+    }
+    if content.len() > MAX_BYTES {
+        content.splice(..start_of_newest(&content, MAX_BYTES), OLDER.bytes());
     }
     if let Some(lines) = lines {
         content.drain(..start_of_last(&content, lines));
@@ -109,9 +122,9 @@ async fn newest(mut reader: Reader, lines: Option<u64>) -> anyhow::Result<(Reade
     Ok((reader, content))
 }
 
-/// Waits until a log has more. It never returns `None`.
+/// Waits until a log has more, if the call follows it.
 async fn appended(mut reader: Reader) -> anyhow::Result<Option<(Vec<u8>, Reader)>> {
-    loop {
+    while reader.follow {
         let (same, chunk) = reader.next().await?;
         if !chunk.is_empty() {
             return Ok(Some((chunk, same)));
@@ -119,13 +132,14 @@ async fn appended(mut reader: Reader) -> anyhow::Result<Option<(Vec<u8>, Reader)
         reader = same;
         tokio::time::sleep(POLL_INTERVAL).await;
     }
+    Ok(None)
 }
 
-/// Returns where the newest lines begin that have at most `max_bytes`.
+/// Returns where the newest whole lines begin that have at most `max_bytes`.
 fn start_of_newest(content: &[u8], max_bytes: usize) -> usize {
     let Some(before) = content.len().checked_sub(max_bytes + 1) else { return 0 };
     let newline = content[before..].iter().position(|byte| *byte == b'\n');
-    before + 1 + newline.unwrap_or(0)
+    newline.map_or(content.len(), |newline| before + newline + 1)
 }
 
 /// Returns where the last `lines` lines begin.
@@ -137,9 +151,17 @@ fn start_of_last(content: &[u8], lines: u64) -> usize {
     ends.filter(|(_, byte)| **byte == b'\n').nth(others).map_or(0, |(at, _)| at + 1)
 }
 
+/// A call that reads a log.
+#[derive(Debug)]
+struct Reader {
+    position: Position,
+    follow: bool,
+    _permit: OwnedSemaphorePermit,
+}
+
 /// The position of a call in a log.
 #[derive(Debug)]
-enum Reader {
+enum Position {
     File(FileReader),
     Kernel(KernelReader),
 }
@@ -148,13 +170,13 @@ impl Reader {
     /// Returns what the log has after the position; nothing at its end.
     async fn next(mut self) -> anyhow::Result<(Self, Vec<u8>)> {
         let read = move || {
-            let content = match &mut self {
-                Self::File(reader) => reader.next(),
-                Self::Kernel(reader) => reader.next(),
+            let content = match &mut self.position {
+                Position::File(reader) => reader.next(),
+                Position::Kernel(reader) => reader.next(),
             };
             content.map(|content| (self, content))
         };
-        tokio::task::spawn_blocking(read).await.context("read a log")?
+        disk::in_time(read).await
     }
 }
 

@@ -4,10 +4,12 @@ use std::fs::{self, File, OpenOptions};
 use std::io::Write;
 use std::os::unix::fs::symlink;
 use std::path::Path;
+use std::sync::Arc;
 
 use proptest::prelude::*;
 use rstest::rstest;
 use tempfile::TempDir;
+use tokio::sync::Semaphore;
 
 use super::*;
 
@@ -26,7 +28,7 @@ fn follow(prepare: impl FnOnce(&Path)) -> Following {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("log");
     prepare(&path);
-    Following { directory, content: read(&LineSource::File(path), None, true), text: String::new() }
+    Following { directory, content: read(&LineSource::File(path), None, true, permit()), text: String::new() }
 }
 
 impl Following {
@@ -45,6 +47,10 @@ impl Following {
     }
 }
 
+fn permit() -> OwnedSemaphorePermit {
+    Arc::new(Semaphore::new(1)).try_acquire_owned().unwrap()
+}
+
 fn append(path: &Path, text: &str) {
     let mut file = OpenOptions::new().append(true).create(true).open(path).unwrap();
     file.write_all(text.as_bytes()).unwrap();
@@ -52,7 +58,7 @@ fn append(path: &Path, text: &str) {
 
 /// Reads a file without following it.
 async fn content(path: PathBuf, lines: Option<u64>) -> anyhow::Result<String> {
-    let content: Vec<Vec<u8>> = read(&LineSource::File(path), lines, false).try_collect().await?;
+    let content: Vec<Vec<u8>> = read(&LineSource::File(path), lines, false, permit()).try_collect().await?;
     Ok(String::from_utf8(content.concat()).unwrap())
 }
 
@@ -113,9 +119,21 @@ async fn newest_whole_lines_are_read() {
     let lines: String = (0..500_000).map(|number| format!("line {number}\n")).collect();
     append(&path, &lines);
     let newest = content(path.clone(), None).await.unwrap();
-    assert!(newest.starts_with("line ") && lines.ends_with(&newest));
+    let newest = newest.strip_prefix(OLDER).unwrap();
+    assert!(newest.starts_with("line ") && lines.ends_with(newest));
     assert!((MAX_BYTES - 20..=MAX_BYTES).contains(&newest.len()), "{}", newest.len());
     assert_eq!(content(path, Some(2)).await.unwrap(), "line 499998\nline 499999\n");
+}
+
+/// The name of a secret may be in the part that is left out.
+#[tokio::test]
+async fn line_without_beginning_is_omitted() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("log");
+    append(&path, &format!("password={}", "x".repeat(MAX_BYTES)));
+    assert_eq!(content(path.clone(), None).await.unwrap(), OLDER);
+    append(&path, "\nlast\n");
+    assert_eq!(content(path, None).await.unwrap(), format!("{OLDER}last\n"));
 }
 
 #[rstest]
@@ -131,9 +149,9 @@ fn last_lines_are_counted(#[case] lines: u64, #[case] expected: &str) {
 proptest! {
     #[test]
     fn newest_lines_fit(content in "[a\n]{0,40}", max_bytes in 0..50usize) {
-        let newest = &content[start_of_newest(content.as_bytes(), max_bytes)..];
-        prop_assert!(newest.len() <= max_bytes);
-        prop_assert!(newest.len() == content.len().min(max_bytes) || !newest.is_empty() || content.ends_with('\n'));
+        let start = start_of_newest(content.as_bytes(), max_bytes);
+        prop_assert!(content.len() - start <= max_bytes);
+        prop_assert!(start == 0 || start == content.len() || content[..start].ends_with('\n'));
     }
 }
 
@@ -167,6 +185,7 @@ async fn foreign_link_is_not_followed() {
 #[rstest]
 #[case::file("a=/l", Some(LineSource::File("/l".into())))]
 #[case::kernel("a=kmsg", Some(LineSource::Kmsg))]
+#[case::device_of_the_kernel("a=/dev/kmsg", Some(LineSource::Kmsg))]
 #[case::relative("a=l", None)]
 #[case::no_name("=kmsg", None)]
 #[case::path_as_name("../a=kmsg", None)]

@@ -84,6 +84,9 @@ fn failed_bundle_leaves_no_file() {
     let options = ["bundle", "--output", output.to_str().unwrap()];
     run(&directory.path().join("none.sock"), &options).assert_failed("start node-debug");
     assert_eq!(std::fs::read_dir(directory.path()).unwrap().count(), 0);
+    let output = directory.path().join("absent/report.tar");
+    let options = ["bundle", "--output", output.to_str().unwrap()];
+    run(&directory.path().join("none.sock"), &options).assert_failed("absent is not a directory");
 }
 
 fn files(path: &std::path::Path) -> BTreeMap<String, String> {
