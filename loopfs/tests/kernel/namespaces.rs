@@ -97,7 +97,7 @@ pub(crate) fn no_loop_nodes(name: &OsStr) -> bool {
 
 /// Starts the current test again, with a path in a variable, as a process with one thread and as the only process of a user
 /// without capabilities. Only such a process may enter a user namespace.
-pub(crate) fn alone_as_nobody<T>(variable: &str, path: &Path, start: impl FnOnce(&mut Command) -> T) -> T {
+pub(crate) fn alone_unprivileged<T>(variable: &str, path: &Path, start: impl FnOnce(&mut Command) -> T) -> T {
     // If the user may have only one process, libtest cannot start a thread for the test and runs it in its only thread.
     let (soft, hard) = getrlimit(Resource::RLIMIT_NPROC).unwrap();
     setrlimit(Resource::RLIMIT_NPROC, 1, hard).unwrap();
@@ -109,7 +109,8 @@ pub(crate) fn alone_as_nobody<T>(variable: &str, path: &Path, start: impl FnOnce
 
 /// Starts the current test again in such a process, and waits until that has mapped its ids.
 pub(crate) fn start_in_user_namespace(target: &Path) -> (Child, BufReader<impl Read + use<>>) {
-    let mut child = alone_as_nobody(TARGET, target, |command| command.stdin(Stdio::piped()).spawn()).unwrap();
+    let mut child =
+        alone_unprivileged(TARGET, target, |command| command.stdin(Stdio::piped()).spawn()).unwrap();
     let mut output = BufReader::new(child.stdout.take().unwrap());
     let mut line = String::new();
     while !line.trim_end().ends_with(MAPPED) {

@@ -16,7 +16,7 @@ use nix::sched::{CloneFlags, unshare};
 
 use crate::environment::{Leaks, MIB, directory, project, quota, scratch, xfs, xfs_without_quota};
 use crate::fixtures::{assert_fails, assert_refused};
-use crate::namespaces::{NOBODY, alone_as_nobody};
+use crate::namespaces::{NOBODY, alone_unprivileged};
 
 const SOME: Limits = Limits::hard(Bytes(MIB), Inodes(64));
 /// Set in the child process; the value is the directory that it works on.
@@ -36,7 +36,7 @@ pub(crate) fn run_without_capabilities() -> Option<PathBuf> {
     }
     let owned = directory();
     chown(owned.path(), Some(NOBODY), Some(NOBODY)).unwrap();
-    let child = alone_as_nobody(CHILD, owned.path(), |command| command.output()).unwrap();
+    let child = alone_unprivileged(CHILD, owned.path(), |command| command.output()).unwrap();
     let output = String::from_utf8_lossy(&child.stdout) + String::from_utf8_lossy(&child.stderr);
     assert!(child.status.success() && output.contains("1 passed"), "{output}");
     owned.close().unwrap();

@@ -56,6 +56,9 @@ impl Default for Policy {
     }
 }
 
+const PARAMETER: &str = "onNodeLoss";
+const GRACE_PARAMETER: &str = "nodeLossGraceSeconds";
+
 /// The parameters, as [`SettingsError`](csi_wire::SettingsError) lists them.
 pub(crate) const ALLOWED: &[&str] = &[
     "onNodeLoss (retain, deleteVolume or deleteClaim)",
@@ -67,8 +70,8 @@ impl Policy {
     pub(crate) fn set(&mut self, parameter: &str, value: &str) -> Result<bool, String> {
         let wrong = || format!("{parameter} is {value:?}");
         match parameter {
-            "onNodeLoss" => self.on_node_loss = OnNodeLoss::parse(value).ok_or_else(wrong)?,
-            "nodeLossGraceSeconds" => self.grace = seconds(value).ok_or_else(wrong)?,
+            PARAMETER => self.on_node_loss = OnNodeLoss::parse(value).ok_or_else(wrong)?,
+            GRACE_PARAMETER => self.grace = seconds(value).ok_or_else(wrong)?,
             _ => return Ok(false),
         }
         Ok(true)

@@ -4,11 +4,13 @@ use std::io::{self, Write, stdout};
 use std::path::Path;
 use std::process::ExitCode;
 
-use super::NOT_MET;
 use super::args::ConditionCommand;
 use super::connect::Client;
 use super::escape::escape;
 use crate::proto as wire;
+
+/// The exit code if a condition is not met.
+const NOT_MET: u8 = 1;
 
 pub(super) async fn run(socket: &Path, command: ConditionCommand) -> anyhow::Result<ExitCode> {
     let mut client = Client::connect(socket).await?;

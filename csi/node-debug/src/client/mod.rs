@@ -14,8 +14,6 @@ use std::process::ExitCode;
 
 pub use args::{DbgArgs, DbgCommand};
 
-/// The exit code if a condition is not met.
-const NOT_MET: u8 = 1;
 /// The exit code if the service could not be reached or refused the request, or a file could not be written. clap uses 2.
 const FAILED: u8 = 3;
 

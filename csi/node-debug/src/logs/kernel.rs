@@ -10,7 +10,7 @@ use nix::errno::Errno;
 use nix::fcntl::OFlag;
 use nix::time::{ClockId, clock_gettime};
 
-use super::CHUNK_BYTES;
+use super::file::CHUNK_BYTES;
 
 const DEVICE: &str = "/dev/kmsg";
 

@@ -9,7 +9,7 @@ use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
 
-use file::FileReader;
+use file::{CHUNK_BYTES, FileReader, MAX_BYTES};
 use futures::stream::{self, BoxStream, StreamExt, TryStreamExt};
 use kernel::KernelReader;
 use service::absolute_path;
@@ -17,14 +17,8 @@ use tokio::sync::OwnedSemaphorePermit;
 
 use crate::disk;
 
-/// The newest bytes of a log that a call returns before it follows.
-const MAX_BYTES: usize = 4 << 20;
-
 /// What stands in place of older bytes. A line without its beginning could show the value of a secret without its name.
 const OLDER: &str = "[node-debug: older lines are left out here]\n";
-
-/// The bytes of one part of a stream.
-pub(crate) const CHUNK_BYTES: usize = 256 << 10;
 
 /// The interval at which a call that follows looks for more. An event would need a watch on each directory above the file and above the
 /// target of a link, and a reader does not notice the difference.
