@@ -15,7 +15,7 @@ use nix::fcntl::OFlag;
 /// The newest bytes of a log that a call returns before it follows.
 pub(super) const MAX_BYTES: usize = 4 << 20;
 /// The bytes of one part of a stream.
-pub(super) const CHUNK_BYTES: usize = 256 << 10;
+pub(crate) const CHUNK_BYTES: usize = 256 << 10;
 
 /// The position in one file, or in the file that replaced it.
 #[derive(Debug)]

@@ -9,7 +9,8 @@ use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
 
-use file::{CHUNK_BYTES, FileReader, MAX_BYTES};
+pub(crate) use file::CHUNK_BYTES;
+use file::{FileReader, MAX_BYTES};
 use futures::stream::{self, BoxStream, StreamExt, TryStreamExt};
 use kernel::KernelReader;
 use service::absolute_path;
