@@ -392,7 +392,7 @@ fn one_command_limits_a_directory() {
     std::fs::write(directory.path().join("file"), [7; 4096]).unwrap();
     let printed = tool.text(&["quota", "limit", path, "--bytes=4MiB"]);
     assert!(printed.ends_with(": 1 changed of 2 names, 1 of them directories\n"), "{printed}");
-    assert_eq!(words(&tool.text(&["quota", "show", path]), "bytes")[3], "4MiB");
+    assert_eq!(words(&tool.text(&["quota", "show", path]), "bytes")[2], "4MiB");
     assert_eq!(tool.text(&["quota", "unlimit", path]), "");
     let refused = tool.failure(&["quota", "show", path]);
     assert!(refused.contains("is in no project"), "{refused}");
