@@ -366,7 +366,7 @@ impl Pool {
     }
 
     /// Removes devices, many concurrently, and returns how many were removed. Does not wait for a device that a process is changing, nor
-    /// remove it twice: its thread is left behind.
+    /// remove it twice: its thread is left behind. If no thread can be created, it waits for each.
     fn remove(&self, control: &Arc<OwnedFd>, surplus: Vec<u32>) -> usize {
         let threads = surplus.len().min(REMOVERS);
         let (control, surplus, numbers) = (Arc::clone(control), Arc::new(Mutex::new(surplus)), self.numbers);

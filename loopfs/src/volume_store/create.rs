@@ -64,6 +64,10 @@ impl VolumeStore {
         spec: &VolumeSpec,
         create: impl FnOnce() -> Result<()>,
     ) -> Result<Volume> {
+        // Before and after: the volume is visible as soon as it has its name, and a reader drops what does not exist yet.
+        if spec.pending {
+            self.pending.add(id);
+        }
         let created = create();
         if spec.pending {
             // Also after an error, because the volume may have its name.

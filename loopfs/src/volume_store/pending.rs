@@ -37,7 +37,7 @@ struct Candidates {
 }
 
 impl PendingVolumes {
-    /// Adds a volume, after it has its name. One that is not pending is removed by the next reading.
+    /// Adds a volume. One that is not pending is removed by the next reading.
     pub(super) fn add(&self, id: &VolumeId) {
         let mut candidates = self.lock();
         candidates.additions += 1;
@@ -61,11 +61,11 @@ impl PendingVolumes {
         if reads_all {
             ids.extend(all()?);
         }
-        let (mut pending, mut others) = (Vec::new(), Vec::new());
+        let (mut pending, mut unread, mut others) = (Vec::new(), Vec::new(), Vec::new());
         for id in ids {
             match read(&id) {
                 Ok(Some(annotations)) => pending.push((id, annotations)),
-                Err(error) if error.kind() != ErrorKind::NotFound => {}
+                Err(error) if error.kind() != ErrorKind::NotFound => unread.push(id),
                 Ok(None) | Err(_) => others.push(id),
             }
         }
@@ -76,7 +76,7 @@ impl PendingVolumes {
                 candidates.ids.remove(&id);
             }
         }
-        for (id, _) in &pending {
+        for id in pending.iter().map(|(id, _)| id).chain(&unread) {
             candidates.ids.entry(id.clone()).or_default();
         }
         if reads_all {
@@ -136,13 +136,14 @@ mod tests {
         assert_eq!(names(volumes.read(|| unreachable!(), pending).unwrap()), ["a"]);
     }
 
+    /// One volume was added, and the list has the other one.
     #[test]
     fn an_unreadable_volume_is_read_again() {
         let volumes = PendingVolumes::default();
         volumes.add(&id("a"));
         let unreadable = |id: &VolumeId| Err(Error::new(ErrorKind::Other, "read", id, "an I/O error"));
-        assert_eq!(names(volumes.read(|| Ok(Vec::new()), unreadable).unwrap()), Vec::<String>::new());
-        assert_eq!(names(volumes.read(|| unreachable!(), pending).unwrap()), ["a"]);
+        assert_eq!(names(volumes.read(|| Ok(vec![id("b")]), unreadable).unwrap()), Vec::<String>::new());
+        assert_eq!(names(volumes.read(|| unreachable!(), pending).unwrap()), ["a", "b"]);
     }
 
     #[test]
