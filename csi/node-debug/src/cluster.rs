@@ -15,7 +15,7 @@ use kube::api::PostParams;
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Api, Client, Config, Resource};
 use pem::{EncodeConfig, LineEnding, Pem};
-use tokio::sync::OnceCell;
+use tokio::sync::Mutex;
 
 use crate::proto::KubeconfigResponse;
 
@@ -74,15 +74,26 @@ impl ApiServerAccess {
         read().await.with_context(|| format!("use kubeconfig {} (--kubeconfig)", self.kubeconfig.display()))
     }
 
-    /// Returns an object of the cluster, or `None` if it does not exist. The cell keeps the client.
-    pub(crate) async fn object<K>(&self, client: &OnceCell<Client>, name: &str) -> anyhow::Result<Option<K>>
+    /// Returns an object of the cluster, or `None` if it does not exist. The client is kept until a call fails: the kubeconfig may have
+    /// been replaced.
+    pub(crate) async fn object<K>(
+        &self,
+        kept: &Mutex<Option<Client>>,
+        name: &str,
+    ) -> anyhow::Result<Option<K>>
     where
         K: Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned,
     {
         let get = async {
-            let client =
-                client.get_or_try_init(async || anyhow::Ok(Client::try_from(self.config().await?)?)).await?;
-            anyhow::Ok(Api::<K>::all(client.clone()).get_opt(name).await?)
+            let mut kept = kept.lock().await;
+            // A call that fails or is cancelled leaves none.
+            let client = match kept.take() {
+                Some(client) => client,
+                None => Client::try_from(self.config().await?)?,
+            };
+            let object = Api::<K>::all(client.clone()).get_opt(name).await?;
+            *kept = Some(client);
+            anyhow::Ok(object)
         };
         in_time(get).await.with_context(|| format!("get {} {name}", K::kind(&())))
     }

@@ -43,7 +43,7 @@ impl Forms {
             r"LS0tLS1CRUdJTi[A-Za-z0-9+/=_-]+",
             // A JSON Web Token: base64url of {" is eyJ.
             r"eyJ[A-Za-z0-9_=-]{6,}\.[A-Za-z0-9_=-]+(?:\.[A-Za-z0-9_=-]*)*",
-            r#"(?i)(?<before>\b(?:bearer|basic)\s+(?:\\*["'`])?)[A-Za-z0-9._~+/=-]{6,}"#,
+            r#"(?i)(?<before>\b(?:(?:bearer|basic)\s+)+(?:\\*["'`])?)[A-Za-z0-9._~+/=-]{6,}"#,
             // User and password of a URL, or a token in place of both.
             r#"(?i)(?<before>\b[a-z][a-z0-9+.-]*://(?:[^\s/:@"'`]*:)?)[^\s/"'`]+(?<after>@)"#,
             r"\bAKIA[A-Z0-9]{16}\b",
@@ -65,7 +65,7 @@ impl Forms {
             r#"--[\w-]*(?:token|password|passphrase|secret)(?:\\*["'`]\s*,?|\s)\s*"#.to_owned(),
         ];
         Ok(Self {
-            control_sequence: Regex::new(r"(?:\x1b\[|\u{9b})[0-?]*[ -/]*[@-~]")?,
+            control_sequence: Regex::new(r"(?:\x1b\[|\u{9b})[0-?]*[ -/]*[@-~]|\x1b[()].")?,
             key_marker: Regex::new(r"-----(BEGIN|END) [A-Z0-9 ]*PRIVATE KEY")?,
             base64_word: Regex::new(r#"(?:^|[\s"'`])(?<word>[A-Za-z0-9+/=]{60,80})(?:$|[\s"'`\\])"#)?,
             tokens: tokens.into_iter().map(Regex::new).collect::<Result<_, _>>()?,
@@ -166,7 +166,9 @@ impl Redactor {
         if line.trim().is_empty() {
             return true;
         }
-        let is_deeper = indentation(line) > collection.indentation;
+        // The items of a list in YAML may have the indentation of its name.
+        let is_item = indentation(line) == collection.indentation && line.trim_start().starts_with("- ");
+        let is_deeper = is_item || indentation(line) > collection.indentation;
         let is_closing = line.trim_start().starts_with(['}', ']', ')', '>']);
         let is_part = is_deeper || is_closing || collection.ends_open;
         collection.ends_open = ends_open(line);
@@ -186,7 +188,9 @@ impl Collection {
         // Whether the collection ends on this line is unknown: a string may have closing brackets.
         let is_open = named.contains(['{', '[', '(', '<']);
         // Without a value, or with an indicator of a block, YAML has it on the next lines.
-        let is_block = matches!(line[name.end()..].trim_end(), "" | "|" | "|-" | ">" | ">-");
+        let value = line[name.end()..].trim_end();
+        let is_indicator = |rest: &str| rest.chars().all(|character| "+-0123456789".contains(character));
+        let is_block = value.is_empty() || value.strip_prefix(['|', '>']).is_some_and(is_indicator);
         (is_open || is_block).then(|| Self {
             indentation: indentation(line),
             ends_open: ends_open(named),
@@ -252,6 +256,7 @@ mod tests {
     #[rstest]
     #[case::jwt(&format!("token is {JWT}, ok"), "token is [redacted], ok")]
     #[case::bearer("got Bearer abcdef-0123456789.x from 10.0.0.1", "got Bearer [redacted] from 10.0.0.1")]
+    #[case::repeated_scheme("got Bearer Bearer hunter2-hunter2 ok", "got Bearer Bearer [redacted] ok")]
     #[case::bearer_in_quotes(r#"with Bearer "hunter2", ok"#, r#"with Bearer "[redacted]", ok"#)]
     #[case::url("https://user:hunter2@host/path", "https://user:[redacted]@host/path")]
     #[case::url_in_capitals("HTTPS://user:hunter2@h/p", "HTTPS://user:[redacted]@h/p")]
@@ -325,7 +330,7 @@ mod tests {
 
     #[test]
     fn colours_do_not_hide_secrets() {
-        let line = "\x1b[3mtoken\x1b[0m\x1b[2m=\x1b[0mhunter2 \x1b[1;31mred\x1b[0m";
+        let line = "\x1b[3mtoken\x1b(B\x1b[0m\x1b[2m=\x1b[0mhunter2 \x1b[1;31mred\x1b[0m";
         assert_eq!(Redactor::default().line(line), "token=[redacted]");
     }
 
@@ -350,6 +355,8 @@ mod tests {
         "b\n"
     )]
     #[case::bracket_in_the_only_string("  secrets { key: \"a}b\"\n", "    value: \"hunter2\" }\n", "b\n")]
+    #[case::yaml_items("passwords:\n", "- hunter2\n- hunter3\n", "a: b\n")]
+    #[case::yaml_indentation("password: |2+\n", "    hunter2\n", "a: b\n")]
     #[case::yaml("  password: |-\n", "    hunter2\n    hunter3\n", "  a: b\n")]
     #[case::yaml_collection("secrets:\n", "  a: hunter2\n", "b: c\n")]
     #[case::cut_map("secrets:{\"a\":\"b\",\"userKey\":\"hunter2\n", "", "I0102 next\n")]

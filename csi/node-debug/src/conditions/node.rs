@@ -7,7 +7,7 @@ use csi::DriverName;
 use k8s_openapi::api::core::v1::Node;
 use k8s_openapi::api::storage::v1::CSINode;
 use kube::Client;
-use tokio::sync::OnceCell;
+use tokio::sync::Mutex;
 
 use crate::cluster::ApiServerAccess;
 
@@ -15,8 +15,8 @@ use crate::cluster::ApiServerAccess;
 #[derive(Clone)]
 pub(super) struct NodeQuery {
     pub(super) cluster: ApiServerAccess,
-    /// Used until the wait ends.
-    pub(super) client: Arc<OnceCell<Client>>,
+    /// The client of the wait.
+    pub(super) client: Arc<Mutex<Option<Client>>>,
     pub(super) name: String,
 }
 

@@ -24,6 +24,8 @@ pub(super) struct FileReader {
     current: Option<Current>,
     /// Nothing was read yet. Only of the first file is the old content skipped.
     is_first: bool,
+    /// Old content was skipped, so that the first bytes may be within a line.
+    pub(super) begins_within: bool,
     /// A file that does not exist is awaited.
     may_be_absent: bool,
 }
@@ -39,7 +41,7 @@ struct Current {
 
 impl FileReader {
     pub(super) fn new(path: PathBuf, may_be_absent: bool) -> Self {
-        Self { path, current: None, is_first: true, may_be_absent }
+        Self { path, current: None, is_first: true, begins_within: false, may_be_absent }
     }
 
     /// Returns what the file has after the position; nothing at its end.
@@ -52,6 +54,9 @@ impl FileReader {
             ensure!(self.may_be_absent || !self.is_first, "{} does not exist", self.path.display());
             return Ok(Vec::new());
         };
+        if self.is_first {
+            self.begins_within = current.offset > 0;
+        }
         self.is_first = false;
         // The comparison comes first: what the component wrote before it changed to a new file is read now.
         let is_replaced =

@@ -50,6 +50,8 @@ impl KernelReader {
         let mut record = [0; MAX_RECORD_BYTES];
         while content.len() < CHUNK_BYTES {
             let length = match device.read(&mut record) {
+                // The node is that of another device, such as /dev/null.
+                Ok(0) => break,
                 Ok(length) => length,
                 // The kernel has overwritten records that were not read. The next read returns the oldest that it still
                 // has, whose sequence number says how many were lost.

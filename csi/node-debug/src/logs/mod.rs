@@ -96,19 +96,22 @@ pub(crate) fn read(
 /// Reads to the present end of a log. Returns its last lines.
 async fn newest(mut reader: Reader, lines: Option<u64>) -> anyhow::Result<(Reader, Vec<u8>)> {
     let mut content = Vec::new();
-    let mut bytes = 0;
-    // The newest bytes of a file were its last ones when it was opened. A component may append faster than the file is read.
-    while bytes <= MAX_BYTES || matches!(reader.position, Position::Kernel(_)) {
+    let (mut bytes, mut is_end) = (0, false);
+    while !is_end {
         let (same, chunk) = reader.next().await?;
         reader = same;
-        if chunk.is_empty() {
-            break;
-        }
         bytes += chunk.len();
+        // A component, or the kernel, may append faster than its log is read. The newest bytes of a file were its last ones when it was
+        // opened, and a part of the kernel's log is shorter if there is no more at present.
+        is_end = match &reader.position {
+            Position::File(_) => chunk.is_empty() || bytes > MAX_BYTES,
+            Position::Kernel(_) => chunk.len() < CHUNK_BYTES,
+        };
         content.extend(chunk);
         content.drain(..content.len().saturating_sub(MAX_BYTES + 1));
     }
-    if content.len() > MAX_BYTES {
+    let begins_within = matches!(&reader.position, Position::File(file) if file.begins_within);
+    if begins_within || content.len() > MAX_BYTES {
         content.splice(..start_of_newest(&content, MAX_BYTES), OLDER.bytes());
     }
     if let Some(lines) = lines {
@@ -130,9 +133,9 @@ async fn appended(mut reader: Reader) -> anyhow::Result<Option<(Vec<u8>, Reader)
     Ok(None)
 }
 
-/// Returns where the newest whole lines begin that have at most `max_bytes`.
+/// Returns where the newest whole lines begin that have at most `max_bytes`, of a log that may begin within a line.
 fn start_of_newest(content: &[u8], max_bytes: usize) -> usize {
-    let Some(before) = content.len().checked_sub(max_bytes + 1) else { return 0 };
+    let before = content.len().saturating_sub(max_bytes + 1);
     let newline = content[before..].iter().position(|byte| *byte == b'\n');
     newline.map_or(content.len(), |newline| before + newline + 1)
 }

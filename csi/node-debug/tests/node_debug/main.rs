@@ -4,6 +4,7 @@ mod bundle;
 mod documentation;
 mod kubectl;
 mod shutdown;
+mod slow_reader;
 mod support;
 
 use std::io::{BufRead, BufReader};
