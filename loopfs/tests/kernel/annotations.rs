@@ -1,7 +1,6 @@
 //! Tests of what the creator of a volume notes about it, and of pending volumes.
 
 use std::fs::File;
-use std::io::Write;
 use std::path::PathBuf;
 
 use loopfs::mount::unmount;
@@ -9,6 +8,7 @@ use loopfs::volume_store::{
     Annotations, ContentSource, StoreOptions, VolumeId, VolumeKind, VolumeSpec, VolumeStore,
 };
 use loopfs::{Bytes, ErrorKind};
+use nix::fcntl::{FallocateFlags, fallocate};
 use rstest::rstest;
 use rustix::fs::{XattrFlags, setxattr};
 
@@ -136,11 +136,14 @@ fn long_annotations_fit_small_volumes(#[values(VolumeKind::Filesystem, VolumeKin
     unmount(&data).unwrap();
 }
 
-/// Writes until there is no space, if there is any.
+/// Allocates blocks until there is no space, if there is any.
 fn fill(path: PathBuf) {
-    let Ok(mut file) = File::create(path) else { return };
+    let Ok(file) = File::create(path) else { return };
+    let mut end = 0;
     for size in [1 << 20, 4096] {
-        while file.write_all(&vec![1; size]).and_then(|()| file.sync_data()).is_ok() {}
+        while fallocate(&file, FallocateFlags::empty(), end, size).is_ok() {
+            end += size;
+        }
     }
 }
 
