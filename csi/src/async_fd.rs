@@ -15,6 +15,6 @@ use tokio::io::unix::AsyncFd;
     reason = "the successor is unsafe, which this crate forbids; it is for types that may close or change their \
               descriptor, and an OwnedFd does neither"
 )]
-pub fn register(descriptor: OwnedFd, interest: Interest) -> io::Result<AsyncFd<OwnedFd>> {
+pub(crate) fn register(descriptor: OwnedFd, interest: Interest) -> io::Result<AsyncFd<OwnedFd>> {
     AsyncFd::with_interest(descriptor, interest)
 }

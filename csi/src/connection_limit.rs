@@ -19,7 +19,7 @@ const MAX_CONNECTIONS: usize = 32;
 ///
 /// The listener always accepts a new connection. If there are too many, it closes the oldest connection of the client
 /// that has the most.
-pub fn limited<I, C: PartialEq + Debug>(
+pub(crate) fn limited<I, C: PartialEq + Debug>(
     incoming: impl Stream<Item = io::Result<I>>,
     client_of: impl Fn(&I) -> C,
 ) -> impl Stream<Item = io::Result<Limited<I>>> {
@@ -63,18 +63,16 @@ impl<C: PartialEq + Debug> OpenConnections<C> {
 
 /// A connection that counts as open until it is dropped.
 #[derive(Debug)]
-pub struct Limited<I> {
+pub(crate) struct Limited<I> {
     stream: I,
     closed: Pin<Box<WaitForCancellationFutureOwned>>,
     _exists: Arc<()>,
 }
 
-impl<I: Connected> Connected for Limited<I> {
-    type ConnectInfo = I::ConnectInfo;
+impl<I> Connected for Limited<I> {
+    type ConnectInfo = ();
 
-    fn connect_info(&self) -> Self::ConnectInfo {
-        self.stream.connect_info()
-    }
+    fn connect_info(&self) {}
 }
 
 impl<I: AsyncRead + Unpin> AsyncRead for Limited<I> {

@@ -12,7 +12,7 @@ use crate::async_fd;
 
 /// A watch on directories. It reports that something changed, and the caller looks what.
 #[derive(Debug)]
-pub struct InotifyWatch {
+pub(crate) struct InotifyWatch {
     inotify: Inotify,
     /// A duplicate of the inotify descriptor.
     readable: AsyncFd<OwnedFd>,
@@ -23,7 +23,7 @@ impl InotifyWatch {
     ///
     /// # Errors
     /// EMFILE: this user has too many instances (`fs.inotify.max_user_instances`), or this process too many descriptors.
-    pub fn new() -> anyhow::Result<Self> {
+    pub(crate) fn new() -> anyhow::Result<Self> {
         let context = "create an inotify instance; see fs.inotify.max_user_instances";
         let inotify = Inotify::init(InitFlags::IN_NONBLOCK | InitFlags::IN_CLOEXEC).context(context)?;
         let duplicate = inotify.as_fd().try_clone_to_owned().context(context)?;
@@ -35,7 +35,7 @@ impl InotifyWatch {
     ///
     /// # Errors
     /// ENOENT, ENOTDIR: there is no such directory. ENOSPC: this user has too many watches (`fs.inotify.max_user_watches`).
-    pub fn add_directory(&self, directory: &Path) -> anyhow::Result<()> {
+    pub(crate) fn add_directory(&self, directory: &Path) -> anyhow::Result<()> {
         let events = AddWatchFlags::IN_CREATE
             | AddWatchFlags::IN_DELETE
             | AddWatchFlags::IN_MOVE
@@ -54,7 +54,7 @@ impl InotifyWatch {
     ///
     /// # Errors
     /// The event loop has ended.
-    pub async fn changed(&self) -> anyhow::Result<bool> {
+    pub(crate) async fn changed(&self) -> anyhow::Result<bool> {
         let gone = AddWatchFlags::IN_IGNORED | AddWatchFlags::IN_DELETE_SELF | AddWatchFlags::IN_MOVE_SELF;
         loop {
             let mut ready = self.readable.readable().await?;

@@ -12,14 +12,14 @@ use crate::async_fd;
 /// Reports when a file system is mounted or unmounted in this process's mount namespace. The kernel then makes
 /// `/proc/self/mountinfo` readable with priority (proc(5)).
 #[derive(Debug)]
-pub struct MountWatch(AsyncFd<OwnedFd>);
+pub(crate) struct MountWatch(AsyncFd<OwnedFd>);
 
 impl MountWatch {
     /// Starts the watch.
     ///
     /// # Errors
     /// `/proc` is not mounted, or the process has too many descriptors (EMFILE).
-    pub fn new() -> anyhow::Result<Self> {
+    pub(crate) fn new() -> anyhow::Result<Self> {
         const TABLE: &str = "/proc/self/mountinfo";
         let table = File::open(TABLE).with_context(|| format!("open {TABLE}"))?;
         Ok(Self(
@@ -31,7 +31,7 @@ impl MountWatch {
     ///
     /// # Errors
     /// The event loop has ended.
-    pub async fn changed(&self) -> anyhow::Result<()> {
+    pub(crate) async fn changed(&self) -> anyhow::Result<()> {
         self.0.ready(Interest::PRIORITY).await?.clear_ready();
         Ok(())
     }

@@ -2,13 +2,12 @@
 //! it.
 
 use std::os::fd::OwnedFd;
-use std::time::Instant;
 
 use loopfs::volume_store::VolumeKind;
 use nix::fcntl::{Flock, FlockArg};
 use tonic::{Code, Status};
 
-use crate::fixture::{Fixture, is_block_device};
+use crate::fixture::{Fixture, is_block_device, repeated_while};
 use crate::support::*;
 
 pub(crate) fn lock_image(fixture: &Fixture, volume: &str) -> Flock<OwnedFd> {
@@ -28,13 +27,7 @@ pub(crate) fn wait_until_busy(node: &Client, volume: &str, target: &std::path::P
 
 /// Repeats a call while another call has the volume locked.
 pub(crate) fn until_free<T>(call: impl Fn() -> Result<T, Status>) -> Result<T, Status> {
-    let start = Instant::now();
-    loop {
-        match call() {
-            Err(status) if status.code() == Code::Aborted && start.elapsed() < TIMEOUT => {}
-            result => return result,
-        }
-    }
+    repeated_while(|status| status.code() == Code::Aborted, call)
 }
 
 #[test]

@@ -252,10 +252,18 @@ pub(crate) fn until_detached() {
 /// Repeats a call, as an orchestrator does, while the driver repeats the cleanup of an earlier publication: the kernel has deferred the detach
 /// of a device.
 pub(crate) fn repeated<T>(call: impl Fn() -> Result<T, tonic::Status>) -> Result<T, tonic::Status> {
+    repeated_while(|status| status.message().contains("in progress"), call)
+}
+
+/// Repeats a call while it is refused for a reason that passes.
+pub(crate) fn repeated_while<T>(
+    passes: impl Fn(&tonic::Status) -> bool,
+    call: impl Fn() -> Result<T, tonic::Status>,
+) -> Result<T, tonic::Status> {
     let start = Instant::now();
     loop {
         match call() {
-            Err(status) if status.message().contains("in progress") && start.elapsed() < TIMEOUT => {}
+            Err(status) if passes(&status) && start.elapsed() < TIMEOUT => {}
             ended => return ended,
         }
     }

@@ -52,8 +52,7 @@ fn write(directory: &Path, output: &Path, archive: &[u8]) -> io::Result<()> {
 /// Returns the archive.
 async fn collect(client: &mut Client, now: Timestamp) -> anyhow::Result<Vec<u8>> {
     let mut archive = Archive { tar: tar::Builder::new(Vec::new()), time: now.as_second().try_into()? };
-    let described = client.service.describe(wire::DescribeRequest {}).await;
-    let described = described.map_err(|status| client.explain(status))?.into_inner();
+    let described = client.describe().await?;
     archive.add("node-debug.txt", &summary(&described, now))?;
     for component in &described.components {
         let log = log(client, &component.name, archive.room()).await?;

@@ -34,8 +34,7 @@ pub(super) async fn run(socket: &Path, command: ConditionCommand) -> anyhow::Res
 }
 
 async fn list(client: &mut Client) -> anyhow::Result<ExitCode> {
-    let described = client.service.describe(wire::DescribeRequest {}).await;
-    let described = described.map_err(|status| client.explain(status))?.into_inner();
+    let described = client.describe().await?;
     let mut out = stdout().lock();
     for condition in described.conditions {
         let name = [condition.name, condition.argument].join(" ");

@@ -10,6 +10,7 @@ use tonic::transport::{Channel, Endpoint};
 use tonic::{Code, Status};
 
 use crate::proto::node_debug_client::NodeDebugClient;
+use crate::proto::{DescribeRequest, DescribeResponse};
 
 /// After this time without a response, the client asks whether the service still runs, and waits as long for the answer.
 const KEEP_ALIVE: Duration = Duration::from_secs(10);
@@ -39,6 +40,12 @@ impl Client {
             anyhow!("connect to node-debug at {}: {cause}; {remedy}", socket.display())
         })?;
         Ok(Self { service: NodeDebugClient::new(channel), socket: socket.to_owned() })
+    }
+
+    /// Returns what the service offers.
+    pub(super) async fn describe(&mut self) -> anyhow::Result<DescribeResponse> {
+        let described = self.service.describe(DescribeRequest {}).await;
+        Ok(described.map_err(|status| self.explain(status))?.into_inner())
     }
 
     /// Explains a failed call in one line.

@@ -42,8 +42,7 @@ fn print(lines: &[u8]) -> anyhow::Result<()> {
 }
 
 async fn list(client: &mut Client) -> anyhow::Result<ExitCode> {
-    let described = client.service.describe(wire::DescribeRequest {}).await;
-    let described = described.map_err(|status| client.explain(status))?.into_inner();
+    let described = client.describe().await?;
     let mut out = stdout().lock();
     for component in described.components {
         let line = format!("{:<16} {}", component.name, component.source);

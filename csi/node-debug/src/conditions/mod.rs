@@ -110,12 +110,11 @@ impl Conditions {
                 Query::VolumePublished(data_dir()?, volume)
             }
             _ => {
-                let known =
-                    CONDITIONS.map(|(name, argument, _)| [name, argument].join(" ").trim_end().to_owned());
+                let full = |name: &str, argument: &str| [name, argument].join(" ").trim_end().to_owned();
+                let known = CONDITIONS.map(|(name, argument, _)| full(name, argument)).join(", ");
                 return Err(Status::not_found(format!(
-                    "there is no condition \"{}\"; the conditions are {}",
-                    [name, argument].join(" ").trim_end(),
-                    known.join(", ")
+                    "there is no condition \"{}\"; the conditions are {known}",
+                    full(name, argument)
                 )));
             }
         })

@@ -1,6 +1,6 @@
 //! A reader of standard output that does not read, such as less that waits for a key.
 
-use std::process::{Command, Stdio};
+use std::process::Stdio;
 use std::time::Duration;
 
 use h2::{Ping, server};
@@ -8,6 +8,8 @@ use prost::Message;
 use prost::bytes::{BufMut, Bytes, BytesMut};
 use tokio::net::UnixListener;
 use tonic::codegen::http::{HeaderMap, Response};
+
+use crate::support::{COMPONENT, command};
 
 /// More than a pipe holds.
 const CONTENT_BYTES: usize = 256 << 10;
@@ -32,13 +34,7 @@ async fn pings_succeed_while_reader_pauses() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("service.sock");
     let listener = UnixListener::bind(&path).unwrap();
-    let mut dbg = Command::new(env!("CARGO_BIN_EXE_dbg"))
-        .arg("--socket")
-        .arg(&path)
-        .args(["logs", "agent", "--follow"])
-        .stdout(Stdio::piped())
-        .spawn()
-        .unwrap();
+    let mut dbg = command(&path, &["logs", COMPONENT, "--follow"]).stdout(Stdio::piped()).spawn().unwrap();
     let stdout = dbg.stdout.take().unwrap();
     let (stream, _) = listener.accept().await.unwrap();
     let mut connection = server::handshake(stream).await.unwrap();

@@ -88,9 +88,7 @@ impl Node {
     }
 
     pub(crate) fn command(&self, args: &[&str]) -> Command {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_dbg"));
-        command.arg("--socket").arg(self.socket()).args(args);
-        command
+        command(&self.socket(), args)
     }
 
     pub(crate) fn dbg(&self, args: &[&str]) -> Output {
@@ -113,9 +111,13 @@ fn args(directory: &Path, options: &[String]) -> node_debug::Args {
 
 /// Runs `dbg` with the socket of another program, or of none.
 pub(crate) fn run(socket: &Path, args: &[&str]) -> Output {
+    output(command(socket, args))
+}
+
+pub(crate) fn command(socket: &Path, args: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_dbg"));
     command.arg("--socket").arg(socket).args(args);
-    output(command)
+    command
 }
 
 fn output(mut command: Command) -> Output {
