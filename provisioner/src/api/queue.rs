@@ -193,7 +193,7 @@ async fn reconcile_slow<K: KubernetesObject, Reconciling: Future<Output = Next> 
             Some((key, ended)) = running.join_next() => {
                 queue.end(&key);
                 if let Next::After(wait) = ended.unwrap_or_else(repeat_panic) {
-                    // A tenant can change a claim whose copy fails again and again. This wait replaces an earlier one.
+                    // A changed claim is tried before its wait ends. If it fails again, the new wait replaces that one.
                     delayed.spawn(key, sleep(wait));
                 }
             }
@@ -210,7 +210,7 @@ async fn reconcile_slow<K: KubernetesObject, Reconciling: Future<Output = Next> 
     }
 }
 
-/// So many deleted objects may wait for a slot.
+/// The number of deleted objects that may wait for a slot.
 const PRUNE_ABOVE: usize = 64;
 
 /// Continues the panic of a task that is never cancelled.
@@ -323,13 +323,12 @@ pub(crate) async fn follow<K>(
     changes.for_each(follow).await;
 }
 
-/// Returns what `failed` returns, the keys of all failed attempts, each time the retry generation increases.
-pub(crate) fn requeue_failed<C: Send + Sync + 'static, K: Send + 'static>(
-    ctx: Arc<C>,
+/// Returns the keys of all failed attempts, which `failed` returns, each time the retry generation increases.
+pub(crate) fn requeue_failed<K: Send + 'static>(
     generation: watch::Receiver<u64>,
-    failed: fn(&C) -> Vec<K>,
+    failed: impl Fn() -> Vec<K> + Send + 'static,
 ) -> impl Stream<Item = K> + Send {
-    WatchStream::from_changes(generation).flat_map(move |_| futures::stream::iter(failed(&ctx)))
+    WatchStream::from_changes(generation).flat_map(move |_| futures::stream::iter(failed()))
 }
 
 #[cfg(test)]

@@ -446,7 +446,7 @@ fn kubeconfigs() -> PathBuf {
     std::env::var_os("PROVISIONER_KUBECONFIGS").expect("PROVISIONER_KUBECONFIGS").into()
 }
 
-/// Returns the names of the kubeconfigs of the provisioners, without the suffix.
+/// Returns the names of all kubeconfigs, without the suffix: the name of the node, after `controller-` for one of a controller.
 fn kubeconfig_names() -> Vec<String> {
     let files = std::fs::read_dir(kubeconfigs()).unwrap();
     let names = files.map(|file| file.unwrap().file_name().into_string().unwrap());

@@ -48,8 +48,8 @@ const MANAGER_LABEL: &str = "csi.storage.k8s.io/managed-by";
 const MIN_INTERVAL: Duration = Duration::from_secs(1);
 /// Interval of updates without an event: other files on the disk take space, too.
 const POLL_INTERVAL: Duration = Duration::from_secs(60);
-/// How long the labels of this node count as current after so many reads that found the same ones. A new node often gets its labels in its
-/// first minutes.
+/// How long the labels of this node count as current. Each read that finds the same labels doubles the time. A new node often gets its
+/// labels in its first minutes.
 const LABELS_LIFETIME: Delays =
     Delays { first: Duration::from_secs(60), longest: Duration::from_secs(10 * 60) };
 /// Wait after a failure.

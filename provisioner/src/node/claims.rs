@@ -60,9 +60,9 @@ pub(crate) async fn run(
     let changes = ctx.claim_scope.watch(&ctx.cluster, cache, of_interest);
     let observer = Arc::clone(&ctx);
     let touched = changes.filter_map(move |change| std::future::ready(observe(change, &observer)));
-    let generation = ctx.retry_generation.subscribe();
-    let retried =
-        queue::requeue_failed(Arc::clone(&ctx), generation, |ctx: &Context| ctx.claims.backoff.keys());
+    let of_retries = Arc::clone(&ctx);
+    let failed = move || of_retries.claims.backoff.keys();
+    let retried = queue::requeue_failed(ctx.retry_generation.subscribe(), failed);
     let queue = stream::select(touched, stream::select(UnboundedReceiverStream::new(related), retried));
     let identity = ctx.cluster.identity.clone();
     let is_slow =

@@ -37,9 +37,9 @@ pub(crate) async fn run(
     let changes = queue::watch(Api::all(ctx.cluster.client.clone()), config, cache, of_interest);
     let observer = Arc::clone(&ctx);
     let touched = changes.filter_map(move |change| std::future::ready(observe(change, &observer, &related)));
-    let generation = ctx.retry_generation.subscribe();
-    let retried =
-        queue::requeue_failed(Arc::clone(&ctx), generation, |ctx: &Context| ctx.volumes.backoff.keys());
+    let of_retries = Arc::clone(&ctx);
+    let failed = move || of_retries.volumes.backoff.keys();
+    let retried = queue::requeue_failed(ctx.retry_generation.subscribe(), failed);
     let queue = stream::select(touched, retried);
     let depth = ctx.queues.queue("volumes");
     let workers = Workers { concurrency: CONCURRENCY, slow: Slow::none(), depth };

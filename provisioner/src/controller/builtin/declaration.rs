@@ -75,7 +75,7 @@ pub(crate) fn parse(
     namespace: &str,
     identity: &Identity,
 ) -> Result<Declaration, String> {
-    if let Some(file) = config_map.binary_data.iter().flatten().map(|(file, _)| file).next() {
+    if let Some((file, _)) = config_map.binary_data.iter().flatten().next() {
         return Err(format!(
             "{file} is in binaryData, because it is not UTF-8, so its objects cannot be read; save it as UTF-8 and apply it again"
         ));

@@ -79,7 +79,7 @@ const MARKED: &str = "2026-01-01T00:00:00Z";
 
 /// Returns the requests that precede each write: the objects are read again, and the node is asked for.
 fn read_again(volume: &PersistentVolume) -> Vec<ExpectedRequest> {
-    vec![expect(Method::GET, VOLUME, None).respond(volume), claim_read(json!({})), node_deleted()]
+    vec![read(volume), claim_read(json!({})), node_deleted()]
 }
 
 fn volume_marked(version: &str) -> ExpectedRequest {
@@ -222,16 +222,16 @@ async fn newer_claim_of_the_name_stays() {
     let marked = volume(json!({
         "metadata": {"deletionTimestamp": MARKED, "resourceVersion": "201"}, "status": {"phase": "Released"},
     }));
-    let read = |volume: &PersistentVolume| {
+    let read_newer = |volume: &PersistentVolume| {
         let newer = claim_read(json!({"metadata": {"uid": "another"}}));
-        vec![expect(Method::GET, VOLUME, None).respond(volume), newer, node_deleted()]
+        vec![read(volume), newer, node_deleted()]
     };
     let requests = [
         lost(&released),
         lost(&released),
-        read(&released),
+        read_newer(&released),
         vec![volume_marked("200")],
-        read(&marked),
+        read_newer(&marked),
         vec![finalizer_removed().refuse(404, "NotFound"), volume_gone()],
     ];
     // The claim was deleted, so the warning is only about the PersistentVolume.
