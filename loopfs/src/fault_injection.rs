@@ -3,7 +3,7 @@
 use std::os::fd::AsFd;
 
 use crate::error::{Context, Result};
-use crate::sys::{loop_abi, test_calls};
+use crate::sys::{loop_abi, loop_dev, test_calls};
 
 /// Shuts an XFS down as an I/O error does, without writing its log (`XFS_IOC_GOINGDOWN`). Unmounting and mounting it
 /// again restores it.
@@ -40,13 +40,16 @@ pub enum LoopStatusChange {
 
 /// Changes the status of a loop device, as a process can that has it open for writing.
 pub fn change_loop_status(device: impl AsFd, change: LoopStatusChange) -> Result<()> {
-    let changed = test_calls::change_status(device, |info| match change {
-        LoopStatusChange::Offset(offset) => info.lo_offset = offset,
-        LoopStatusChange::SizeLimit(limit) => info.lo_sizelimit = limit,
-        LoopStatusChange::AutoClear => info.lo_flags |= loop_abi::AUTOCLEAR,
-        LoopStatusChange::Persistent => info.lo_flags &= !loop_abi::AUTOCLEAR,
-        LoopStatusChange::PartitionScan => info.lo_flags |= loop_abi::PARTITION_SCAN,
-        LoopStatusChange::Label => info.lo_file_name[0] = b'x',
+    let changed = loop_dev::status(&device).and_then(|mut info| {
+        match change {
+            LoopStatusChange::Offset(offset) => info.lo_offset = offset,
+            LoopStatusChange::SizeLimit(limit) => info.lo_sizelimit = limit,
+            LoopStatusChange::AutoClear => info.lo_flags |= loop_abi::AUTOCLEAR,
+            LoopStatusChange::Persistent => info.lo_flags &= !loop_abi::AUTOCLEAR,
+            LoopStatusChange::PartitionScan => info.lo_flags |= loop_abi::PARTITION_SCAN,
+            LoopStatusChange::Label => info.lo_file_name[0] = b'x',
+        }
+        loop_dev::set_status(&device, &info)
     });
     changed.context("change the status of", "a loop device")
 }

@@ -81,17 +81,17 @@ impl Series {
         Self { n, samples: names.iter().map(|name| Samples::new(name, n)).collect() }
     }
 
+    fn of(&mut self, name: &str) -> &mut Samples {
+        self.samples.iter_mut().find(|samples| samples.name == name).expect("one of the names")
+    }
+
     pub(crate) fn push(&mut self, name: &str, time: Duration) {
-        let samples = self.samples.iter_mut().find(|samples| samples.name == name);
-        samples.expect("one of the names").push(time);
+        self.of(name).push(time);
     }
 
     /// Runs `work` and records its time as one of the measurement `name`.
     pub(crate) fn time<T>(&mut self, name: &str, work: impl FnOnce() -> T) -> T {
-        let started = Instant::now();
-        let result = work();
-        self.push(name, started.elapsed());
-        result
+        self.of(name).time(work)
     }
 
     pub(crate) fn print(self) {

@@ -52,8 +52,8 @@ pub enum Limit<T> {
     Hard(T),
 }
 
-/// The limits that a caller requests of [`ProjectQuota::set_limits`](super::ProjectQuota::set_limits). A soft limit that another program
-/// has set goes with each change.
+/// The limits that a caller requests of [`ProjectQuota::set_limits`](super::ProjectQuota::set_limits). A change of the limit of
+/// a resource also removes the soft limit that another program has set on it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Limits {
     /// Bytes: allocated blocks, and those reserved for delayed allocation.
@@ -85,8 +85,7 @@ impl Limits {
 
     /// Returns `true` if these contain a limit.
     pub(super) fn restrict(&self) -> bool {
-        !matches!(self.bytes, Limit::Keep | Limit::Unlimited)
-            || !matches!(self.inodes, Limit::Keep | Limit::Unlimited)
+        matches!(self.bytes, Limit::Hard(_)) || matches!(self.inodes, Limit::Hard(_))
     }
 }
 
@@ -137,8 +136,8 @@ impl Usage {
     }
 }
 
-/// The request for the kernel. It removes soft limits: statfs(2) would show them as the size. What the kernel would take for something else
-/// (0, and so many bytes that its arithmetic wraps round) is refused here.
+/// Returns the request for the kernel. It removes soft limits: statfs(2) would show them as the size. It refuses 0, which the kernel takes
+/// for no limit, and a number of bytes whose units the kernel's arithmetic would wrap round.
 pub(super) fn request(id: ProjectId, limits: Limits) -> Result<DiskQuota> {
     let mut quota = DiskQuota {
         version: quotactl::FS_DQUOT_VERSION,
@@ -162,7 +161,7 @@ fn blocks(bytes: Bytes) -> Option<u64> {
     bytes.round_up().map(|_| bytes.to_basic_blocks())
 }
 
-/// The limit as the kernel counts, None to keep it.
+/// Returns a limit in the unit of the kernel, where 0 is unlimited, or `None` to keep the stored one.
 fn number<T: Copy + fmt::Display>(
     limit: Limit<T>,
     unit: impl Fn(T) -> Option<u64>,

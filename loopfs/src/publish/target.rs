@@ -28,7 +28,7 @@ pub struct PublishRoot {
     path: PathBuf,
     /// All mounts of the mount namespace.
     mounts: Mutex<MountCache>,
-    /// What a call of this process changes. A call that locks both locks the volume first.
+    /// The volumes and targets that calls of this process change. A call that locks a volume and a target locks the volume first.
     pub(super) volume_locks: KeyedLocks<VolumeId>,
     pub(super) target_locks: KeyedLocks<PathBuf>,
 }

@@ -147,6 +147,13 @@ pub(crate) fn with<T>(look: impl FnOnce(&mut LoopModel) -> T) -> T {
     look(&mut model)
 }
 
+/// Counts a call. Returns `true` if it is the one that was waited for.
+fn is_due(left: &mut Option<usize>) -> bool {
+    let is_due = *left == Some(0);
+    *left = left.and_then(|left| left.checked_sub(1));
+    is_due
+}
+
 impl LoopModel {
     /// Returns index, inode and actor of every bound device.
     pub(crate) fn bound(&self) -> Vec<(u32, u64, Actor)> {
@@ -276,40 +283,22 @@ impl LoopModel {
     fn enter(&mut self, call: &'static str, index: Option<u32>) -> Result<()> {
         self.reap();
         *self.calls.entry(call).or_default() += 1;
-        if let Some(left) = &mut self.crash_after {
-            if *left == 0 {
-                self.crash_after = None;
-                std::panic::resume_unwind(Box::new("crash"));
-            }
-            *left -= 1;
+        if is_due(&mut self.crash_after) {
+            std::panic::resume_unwind(Box::new("crash"));
         }
-        if let (Some(left), Some(index)) = (&mut self.foreign_binds_after, index) {
-            if *left == 0 {
-                self.foreign_binds_after = None;
-                if self.devices.contains_key(&index) {
-                    self.bind_foreign(index);
-                }
-            } else {
-                *left -= 1;
+        if let Some(index) = index {
+            if is_due(&mut self.foreign_binds_after) && self.devices.contains_key(&index) {
+                self.bind_foreign(index);
             }
-        }
-        if let (Some(left), Some(index)) = (&mut self.foreign_writes_after, index) {
-            if *left == 0 {
-                self.foreign_writes_after = None;
+            if is_due(&mut self.foreign_writes_after) {
                 self.write(index);
                 if self.openers(index) == 0 {
                     self.close_last(index);
                 }
-            } else {
-                *left -= 1;
             }
         }
-        if let Some(left) = &mut self.error_after {
-            if *left == 0 {
-                self.error_after = None;
-                return Err(Errno::EIO);
-            }
-            *left -= 1;
+        if is_due(&mut self.error_after) {
+            return Err(Errno::EIO);
         }
         match self.failures.get_mut(call).and_then(VecDeque::pop_front) {
             Some(errno) => Err(errno),

@@ -7,7 +7,6 @@ use linux_raw_sys::ioctl::{BLKDISCARD, FIFREEZE, FITHAW};
 use linux_raw_sys::loop_device as uapi;
 
 use super::ioctl;
-use super::loop_abi::{empty_info, loop_info64};
 use super::result::Result;
 
 /// `LOOP_SET_FD`: binds the device to a file.
@@ -22,15 +21,6 @@ pub(crate) fn change_file(device: impl AsFd, file: impl AsFd) -> Result<()> {
     let file = file.as_fd().as_raw_fd().cast_unsigned();
     // SAFETY: LOOP_CHANGE_FD takes an integer.
     unsafe { ioctl::by_value(device, uapi::LOOP_CHANGE_FD, file.into()) }.map(drop)
-}
-
-/// `LOOP_SET_STATUS64`.
-pub(crate) fn change_status(device: impl AsFd, change: impl FnOnce(&mut loop_info64)) -> Result<()> {
-    // SAFETY: LOOP_GET_STATUS64 writes one `struct loop_info64`.
-    let mut info = unsafe { ioctl::with(&device, uapi::LOOP_GET_STATUS64, empty_info()) }?;
-    change(&mut info);
-    // SAFETY: LOOP_SET_STATUS64 reads one `struct loop_info64`.
-    unsafe { ioctl::with(device, uapi::LOOP_SET_STATUS64, info) }.map(drop)
 }
 
 /// `BLKDISCARD`: discards the content of a range of the device, in bytes. Returns EOPNOTSUPP if discards are disabled or

@@ -238,8 +238,8 @@ impl PublicationRecords<'_> {
         }
     }
 
-    /// Records that the volume is published at a place below `directory`. Writes nothing if that is already recorded, or if it is recorded
-    /// elsewhere in this boot. Then returns where.
+    /// Records that the volume is published at a place below `directory`. Writes nothing if that is already recorded. If it is recorded
+    /// elsewhere in this boot, writes nothing and returns that path.
     fn write_below(&self, id: &str, directory: &Path, place: &Path) -> Result<Option<PathBuf>> {
         match self.read(id)? {
             Some(elsewhere) if !elsewhere.starts_with(directory) => return Ok(Some(elsewhere)),

@@ -90,7 +90,7 @@ impl VolumeStore {
         }
     }
 
-    /// Removes a staged directory, or moves it to the trash if it is not empty. Then returns `false`.
+    /// Removes a staged directory and returns `true`. If it is not empty, moves it to the trash and returns `false`.
     fn unstage(&self, name: &str) -> Result<bool> {
         let staging = &self.layout.staging;
         match unlinkat(staging, name, UnlinkatFlags::RemoveDir) {

@@ -73,9 +73,6 @@ impl Leaks {
         Self { before: Self::count() }
     }
 
-    /// Checks before the end of the test.
-    pub(crate) fn check(self) {}
-
     fn count() -> Vec<String> {
         let control = LoopControl::open().expect("loop control");
         let mut all: Vec<String> = control

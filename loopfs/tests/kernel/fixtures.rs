@@ -173,7 +173,7 @@ pub(crate) fn assert_refused<T>(result: loopfs::Result<T>, kind: ErrorKind, errn
     error
 }
 
-/// Makes a call in so many threads at the same time.
+/// Makes a call concurrently in each of `threads` threads.
 pub(crate) fn concurrently<T: Send>(threads: usize, call: impl Fn() -> T + Sync) -> Vec<T> {
     std::thread::scope(|scope| {
         let calls: Vec<_> = (0..threads).map(|_| scope.spawn(&call)).collect();

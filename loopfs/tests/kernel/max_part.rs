@@ -44,44 +44,38 @@ fn reload(parameters: &CStr) {
 /// The tests of `loop_devices` pass with devices of that range.
 #[test]
 fn the_default_range_fits_fifteen_partitions() {
-    let leaks = Leaks::watch();
-    {
-        let _module = Reloaded::with(c"max_part=15");
-        assert_eq!(PoolOptions::default().range, 0x8000..0x1_0000);
-        let directory = directory();
-        let image = image(directory.path(), "image", MIB);
-        let control = LoopControl::open().unwrap();
-        let beyond = AttachOptions::new(Access::ReadWrite).index(IndexPolicy::Exact(0x1_0000));
-        assert_refused(control.attach(&image, &beyond), ErrorKind::InvalidInput, Some(Errno::EINVAL));
-        let last = AttachOptions::new(Access::ReadWrite).index(IndexPolicy::Exact(0xffff));
-        drop(control.attach(&image, &last).unwrap());
-        assert_eq!(control.detach_all(&image).unwrap(), Detach::Detached);
-        drop((control, image));
+    let _leaks = Leaks::watch();
+    let _module = Reloaded::with(c"max_part=15");
+    assert_eq!(PoolOptions::default().range, 0x8000..0x1_0000);
+    let directory = directory();
+    let image = image(directory.path(), "image", MIB);
+    let control = LoopControl::open().unwrap();
+    let beyond = AttachOptions::new(Access::ReadWrite).index(IndexPolicy::Exact(0x1_0000));
+    assert_refused(control.attach(&image, &beyond), ErrorKind::InvalidInput, Some(Errno::EINVAL));
+    let last = AttachOptions::new(Access::ReadWrite).index(IndexPolicy::Exact(0xffff));
+    drop(control.attach(&image, &last).unwrap());
+    assert_eq!(control.detach_all(&image).unwrap(), Detach::Detached);
+    drop((control, image));
 
-        // When the kernel attaches a device, it looks for partitions and so reads the beginning of a read-only device
-        // into that device's page cache. The test that this one skips would not see data that is written there later
-        // through the writable device.
-        let cached = "a_read_only_device_refuses_writes";
-        let tests = ["loop_devices::", "--test-threads=1", "--skip", "thirty_two_threads", "--skip", cached];
-        let output = Command::new(std::env::current_exe().unwrap()).args(tests).output().unwrap();
-        let text =
-            String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);
-        assert!(output.status.success() && !text.contains(" 0 passed"), "{text}");
-    }
-    leaks.check();
+    // When the kernel attaches a device, it looks for partitions and so reads the beginning of a read-only device
+    // into that device's page cache. The test that this one skips would not see data that is written there later
+    // through the writable device.
+    let cached = "a_read_only_device_refuses_writes";
+    let tests = ["loop_devices::", "--test-threads=1", "--skip", "thirty_two_threads", "--skip", cached];
+    let output = Command::new(std::env::current_exe().unwrap()).args(tests).output().unwrap();
+    let text =
+        String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success() && !text.contains(" 0 passed"), "{text}");
 }
 
 #[test]
 fn the_default_range_fits_maximum_partitions() {
-    let leaks = Leaks::watch();
-    {
-        let _module = Reloaded::with(c"max_part=255");
-        let directory = directory();
-        let image = image(directory.path(), "image", MIB);
-        let control = LoopControl::open().unwrap();
-        let device = control.attach(&image, &AttachOptions::new(Access::ReadWrite)).unwrap();
-        assert_eq!(device.index(), 0x800);
-        assert_eq!(device.detach().unwrap(), Detach::Detached);
-    }
-    leaks.check();
+    let _leaks = Leaks::watch();
+    let _module = Reloaded::with(c"max_part=255");
+    let directory = directory();
+    let image = image(directory.path(), "image", MIB);
+    let control = LoopControl::open().unwrap();
+    let device = control.attach(&image, &AttachOptions::new(Access::ReadWrite)).unwrap();
+    assert_eq!(device.index(), 0x800);
+    assert_eq!(device.detach().unwrap(), Detach::Detached);
 }

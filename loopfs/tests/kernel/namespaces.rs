@@ -11,7 +11,6 @@ use nix::mount::{MsFlags, mount};
 use nix::sched::{CloneFlags, unshare};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use nix::sys::stat::{Mode, SFlag, mknod};
-use nix::unistd::{Uid, setfsuid};
 
 use crate::environment::this_test_again;
 
@@ -31,17 +30,6 @@ pub(crate) fn in_namespace<T: Send>(work: impl FnOnce() -> T + Send) -> T {
         work()
     };
     std::thread::scope(|scope| scope.spawn(apart).join().unwrap())
-}
-
-/// Runs `act` as a user without capabilities over files and without CAP_MKNOD, in a thread of its own, because Linux keeps
-/// credentials per thread.
-#[allow(dead_code, reason = "the tests of the tool do not use it")]
-pub(crate) fn as_user<T: Send>(uid: u32, act: impl FnOnce() -> T + Send) -> T {
-    let as_other = || {
-        setfsuid(Uid::from_raw(uid));
-        act()
-    };
-    std::thread::scope(|scope| scope.spawn(as_other).join().unwrap())
 }
 
 /// Runs `work` while a tmpfs covers `/dev` that has copies of the nodes whose names `copied` accepts, in a mount namespace that

@@ -26,7 +26,7 @@ pub(crate) struct Tag {
     #[arg(long, value_parser = project_id)]
     id: ProjectId,
     /// Files with several hard links, some of which may be outside the tree: `skip` leaves them in their project and prints them,
-    /// `tag` puts them into the project under all their names, `refuse` fails before changing anything
+    /// `tag` puts them into the project under all their names
     #[arg(long, value_name = "skip|tag", default_value = "skip", value_parser = hard_links)]
     hard_links: HardLinks,
 }

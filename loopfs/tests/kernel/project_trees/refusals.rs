@@ -8,12 +8,12 @@ use loopfs::mount::{MountFlags, bind_mount, unmount};
 use loopfs::project_quota::assign_project;
 use loopfs::project_tree::{HardLinks, SkipReason, Skipped, SkippedEntry, check_tree, tag_tree};
 use nix::errno::Errno;
+use nix::unistd::{Uid, setfsuid};
 use rustix::fs::{IFlags, ioctl_getflags, ioctl_setflags};
 
 use super::{Fixture, has_file_setattr, project_at};
 use crate::environment::{project, scratch};
 use crate::fixtures::{assert_fails, assert_refused};
-use crate::namespaces::as_user;
 
 #[test]
 fn tagging_keeps_a_file_immutable() {
@@ -49,6 +49,15 @@ fn tagging_a_read_only_mount_fails() {
     assert_eq!(check_tree(&root, fixture.id, |_| {}).unwrap().other_project, 2);
     drop(root);
     unmount(target.path()).unwrap();
+}
+
+/// Runs `act` as a user without capabilities over files, in a thread of its own, because Linux keeps credentials per thread.
+fn as_user<T: Send>(uid: u32, act: impl FnOnce() -> T + Send) -> T {
+    let as_other = || {
+        setfsuid(Uid::from_raw(uid));
+        act()
+    };
+    std::thread::scope(|scope| scope.spawn(as_other).join().unwrap())
 }
 
 /// Without capabilities, the owner cannot tag the files of others.

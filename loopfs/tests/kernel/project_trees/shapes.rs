@@ -199,7 +199,7 @@ fn deep_trees_need_few_descriptors() {
     remove_levels(&root);
 }
 
-/// Creates so many directories, each in the one before. Returns the last one.
+/// Creates `levels` directories, each in the previous one. Returns the last one.
 pub(super) fn make_levels(root: &File, levels: u64) -> OwnedFd {
     let mut here = OwnedFd::from(root.try_clone().unwrap());
     for _ in 0..levels {
@@ -214,7 +214,7 @@ pub(super) fn open_level(parent: &OwnedFd) -> OwnedFd {
     openat(parent, "d", flags, Mode::empty()).unwrap()
 }
 
-/// Runs `work` with a limit of so many more descriptors.
+/// Runs `work` with a limit that allows `more` further descriptors.
 pub(super) fn with_few_descriptors<T>(more: u64, work: impl FnOnce() -> T) -> T {
     let (soft, hard) = getrlimit(Resource::RLIMIT_NOFILE).unwrap();
     let names = fs::read_dir("/proc/self/fd").unwrap().map(|entry| entry.unwrap().file_name());

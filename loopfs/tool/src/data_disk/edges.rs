@@ -96,7 +96,7 @@ impl Edges {
     }
 }
 
-/// Returns the length of an edge, which fits.
+/// Returns the length of an edge of a device with this number of bytes: at most [`EDGE`], so it fits into a `usize`.
 fn length(bytes: u64) -> usize {
     bytes.min(EDGE) as usize
 }

@@ -73,7 +73,7 @@ fn words<'a>(table: &'a str, first: &str) -> Vec<&'a str> {
 
 #[test]
 fn a_file_is_attached_and_detached() {
-    let leaks = Leaks::watch();
+    let _leaks = Leaks::watch();
     let (tool, directory) = (Tool::find(), directory());
     image(directory.path(), "image", 8 * MIB);
     let path = directory.path().join("image");
@@ -129,12 +129,11 @@ fn a_file_is_attached_and_detached() {
     let refused = tool.failure(&["detach", &status.binding.to_string()]);
     assert!(refused.contains("bound to no file"), "{refused}");
     directory.close().unwrap();
-    leaks.check();
 }
 
 #[test]
 fn attach_grants_every_property() {
-    let leaks = Leaks::watch();
+    let _leaks = Leaks::watch();
     let (tool, directory) = (Tool::find(), directory());
     image(directory.path(), "image", 8 * MIB);
     let path = directory.path().join("image");
@@ -164,12 +163,11 @@ fn attach_grants_every_property() {
     let refused = tool.failure(&["attach", text(&path), "--offset=100"]);
     assert!(refused.contains("offset 100 is not a multiple of 512"), "{refused}");
     directory.close().unwrap();
-    leaks.check();
 }
 
 #[test]
 fn a_used_device_detaches_later() {
-    let leaks = Leaks::watch();
+    let _leaks = Leaks::watch();
     let (tool, directory) = (Tool::find(), directory());
     let file = image(directory.path(), "image", MIB);
     let path = directory.path().join("image");
@@ -194,12 +192,11 @@ fn a_used_device_detaches_later() {
     let refused = tool.failure(&["detach", text(&device)]);
     assert!(refused.contains("bound to no file"), "{refused}");
     directory.close().unwrap();
-    leaks.check();
 }
 
 #[test]
 fn limits_are_set_shown_and_listed() {
-    let leaks = Leaks::watch();
+    let _leaks = Leaks::watch();
     let (tool, directory) = (Tool::find(), directory());
     let (path, project) = (text(directory.path()), ProjectId::new(4901).unwrap());
 
@@ -235,12 +232,11 @@ fn limits_are_set_shown_and_listed() {
     assert_eq!(quota(&root).usage(project).unwrap(), None);
     let refused = tool.failure(&["quota", "list", text(&xfs_without_quota())]);
     assert!(refused.contains("prjquota"), "{refused}");
-    leaks.check();
 }
 
 #[test]
 fn tag_assigns_and_check_finds_strays() {
-    let leaks = Leaks::watch();
+    let _leaks = Leaks::watch();
     let (tool, directory) = (Tool::find(), directory());
     let (path, project) = (text(directory.path()), ProjectId::new(4903).unwrap());
     std::fs::create_dir(directory.path().join("below")).unwrap();
@@ -291,12 +287,11 @@ fn tag_assigns_and_check_finds_strays() {
     let root = File::open(xfs()).unwrap();
     quota(&root).finish_inactivation(project).unwrap();
     quota(&root).clear_limits(project).unwrap();
-    leaks.check();
 }
 
 #[test]
 fn volumes_are_listed_with_their_conditions() {
-    let leaks = Leaks::watch();
+    let _leaks = Leaks::watch();
     let (tool, data, store) = (Tool::find(), xfs(), store());
     let data = text(&data);
     let (directory, image) = (id("cli-directory"), id("cli-image"));
@@ -359,12 +354,11 @@ fn volumes_are_listed_with_their_conditions() {
     store.delete(&directory).unwrap();
     store.delete(&image).unwrap();
     store.empty_trash().unwrap();
-    leaks.check();
 }
 
 #[test]
 fn invalid_annotations_hide_no_pending_volumes() {
-    let leaks = Leaks::watch();
+    let _leaks = Leaks::watch();
     let (tool, data, store) = (Tool::find(), xfs(), store());
     let annotations = Annotations::new([("claim", "shop/data"), ("class", "fast")]).unwrap();
     let pending =
@@ -382,7 +376,6 @@ fn invalid_annotations_hide_no_pending_volumes() {
         assert!(store.delete(&id(name)).unwrap(), "{name}");
     }
     store.empty_trash().unwrap();
-    leaks.check();
 }
 
 #[test]
@@ -432,7 +425,7 @@ fn listing_creates_no_store() {
 /// The result is that of the absolute path.
 #[test]
 fn a_relative_directory_is_checked() {
-    let leaks = Leaks::watch();
+    let _leaks = Leaks::watch();
     drop(store());
     let tool = Tool::find();
     let space_in = |current: &Path, directory: &str| {
@@ -459,5 +452,4 @@ fn a_relative_directory_is_checked() {
     assert!(!success && stderr.contains("the root directory"), "{stderr}");
     assert_eq!(std::fs::read_dir(plain.path()).unwrap().count(), 0);
     plain.close().unwrap();
-    leaks.check();
 }

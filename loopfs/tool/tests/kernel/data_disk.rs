@@ -110,7 +110,7 @@ fn format_failure(disk: &Path) -> String {
 /// The disk is formatted, mounted with quotas, and expanded after it grew.
 #[test]
 fn a_blank_disk_becomes_data_disk() {
-    let leaks = Leaks::watch();
+    let _leaks = Leaks::watch();
     let (disk, target) = (Disk::blank(SIZE), Directory::new());
     let (device, directory) = (text(&disk.path).to_owned(), text(target.path()).to_owned());
 
@@ -144,12 +144,11 @@ fn a_blank_disk_becomes_data_disk() {
 
     target.unmount();
     drop((disk, target));
-    leaks.check();
 }
 
 #[test]
 fn mounting_expands_a_grown_disk() {
-    let leaks = Leaks::watch();
+    let _leaks = Leaks::watch();
     let (disk, target) = (Disk::formatted(SIZE), Directory::new());
     disk.grow(SIZE + 64 * MIB);
     let growth = &mounted(&disk, &target)["growth"];
@@ -157,12 +156,11 @@ fn mounting_expands_a_grown_disk() {
     target.unmount();
     assert_eq!(check(&disk.path)["filesystem"]["size_bytes"], SIZE + 64 * MIB);
     drop((disk, target));
-    leaks.check();
 }
 
 #[test]
 fn mounting_recovers_an_unclean_filesystem() {
-    let leaks = Leaks::watch();
+    let _leaks = Leaks::watch();
     let (disk, target) = (Disk::formatted(SIZE), Directory::new());
     for round in 0..3 {
         mounted(&disk, &target);
@@ -177,13 +175,12 @@ fn mounting_recovers_an_unclean_filesystem() {
     assert_eq!(fs::read_to_string(target.path().join("file-2")).unwrap(), "content");
     target.unmount();
     drop((disk, target));
-    leaks.check();
 }
 
 /// Only the kernel notices the damage, and the error names `xfs_repair`.
 #[test]
 fn a_damaged_filesystem_is_not_mounted() {
-    let leaks = Leaks::watch();
+    let _leaks = Leaks::watch();
     let (disk, target) = (Disk::formatted(SIZE), Directory::new());
     // Only the kernel notices that the inodes of the root directory are missing: the superblock is intact.
     let root = File::open(&disk.path).unwrap();
@@ -202,25 +199,23 @@ fn a_damaged_filesystem_is_not_mounted() {
     assert!(error.contains("wrong checksum") && error.contains("xfs_repair"), "{error}");
     assert_eq!(check(&disk.path)["filesystem"]["damaged"], true);
     drop((disk, target));
-    leaks.check();
 }
 
 #[rstest]
 #[case::blank(0, &[], "are zeros; if the disk is empty, format it")]
 #[case::ext4(1080, b"\x53\xef", "has no XFS; give another disk")]
 fn a_disk_without_xfs_stays_unmounted(#[case] offset: u64, #[case] bytes: &[u8], #[case] says: &str) {
-    let leaks = Leaks::watch();
+    let _leaks = Leaks::watch();
     let (disk, target) = (Disk::blank(SIZE), Directory::new());
     disk.write(offset, bytes);
     let error = mount_failure(&disk, &target);
     assert!(error.contains(says), "{error}");
     drop((disk, target));
-    leaks.check();
 }
 
 #[test]
 fn an_unsuitable_mount_is_kept() {
-    let leaks = Leaks::watch();
+    let _leaks = Leaks::watch();
     let (disk, target) = (Disk::formatted(SIZE), Directory::new());
     let flags = MsFlags::MS_NODEV | MsFlags::MS_NOSUID;
     for (flags, data, says) in [
@@ -241,13 +236,12 @@ fn an_unsuitable_mount_is_kept() {
     assert!(error.contains("tmpfs") && error.contains("umount"), "{error}");
     target.unmount();
     drop((disk, target));
-    leaks.check();
 }
 
 /// The disk is mounted elsewhere without quotas, which a second mount cannot enable.
 #[test]
 fn a_disk_without_quotas_stays_unmounted() {
-    let leaks = Leaks::watch();
+    let _leaks = Leaks::watch();
     let target = Directory::new();
     let plain = check(&xfs_without_quota());
     assert_eq!(plain["mounts"][0]["quota"], "off");
@@ -264,22 +258,20 @@ fn a_disk_without_quotas_stays_unmounted() {
     assert_eq!(mounted["device"], data["device"]);
     target.unmount();
     drop(target);
-    leaks.check();
 }
 
 #[test]
 fn a_loop_devices_uuid_is_ignored() {
-    let leaks = Leaks::watch();
+    let _leaks = Leaks::watch();
     let (disk, target) = (Disk::formatted(SIZE), Directory::new());
     let error = failure(&["mount", &uuid_of(&check(&disk.path)), text(target.path())]);
     assert!(error.contains("no block device of this machine"), "{error}");
     drop((disk, target));
-    leaks.check();
 }
 
 #[test]
 fn concurrent_mounts_leave_one_mount() {
-    let leaks = Leaks::watch();
+    let _leaks = Leaks::watch();
     let (disk, target) = (Disk::formatted(SIZE), Directory::new());
     let results: Vec<bool> = std::thread::scope(|scope| {
         let mount = || mounted(&disk, &target)["already_mounted"] == true;
@@ -290,12 +282,11 @@ fn concurrent_mounts_leave_one_mount() {
     assert_eq!(mountinfo::read().unwrap().iter().filter(|m| m.mount_point == target.path()).count(), 1);
     target.unmount();
     drop((disk, target));
-    leaks.check();
 }
 
 #[test]
 fn disk_with_content_is_not_formatted() {
-    let leaks = Leaks::watch();
+    let _leaks = Leaks::watch();
     let disk = Disk::blank(SIZE);
     // Each message names the first byte, so the last ones show that the disk was blank before.
     for offset in [0, 1080, 3 * MIB, SIZE - 512, SIZE - 1] {
@@ -312,12 +303,11 @@ fn disk_with_content_is_not_formatted() {
     }
     json(&["format", text(&disk.path), "--yes-format-this-disk"]);
     drop(disk);
-    leaks.check();
 }
 
 #[test]
 fn an_interrupted_mkfs_is_named() {
-    let leaks = Leaks::watch();
+    let _leaks = Leaks::watch();
     let (disk, target) = (Disk::formatted(SIZE), Directory::new());
     // mkfs.xfs writes the superblock with this flag first, and clears it at its end.
     disk.write(126, &[1]);
@@ -329,12 +319,11 @@ fn an_interrupted_mkfs_is_named() {
     disk.write(0, &vec![0; 4 << 20]);
     json(&["format", device, "--yes-format-this-disk"]);
     drop((disk, target));
-    leaks.check();
 }
 
 #[test]
 fn a_used_disk_is_not_formatted() {
-    let leaks = Leaks::watch();
+    let _leaks = Leaks::watch();
     let (disk, target) = (Disk::formatted(SIZE), Directory::new());
     mounted(&disk, &target);
     let error = format_failure(&disk.path);
@@ -358,12 +347,11 @@ fn a_used_disk_is_not_formatted() {
     let formatted = json(&["format", text(&link), "--yes-format-this-disk"]);
     assert_eq!((&formatted["device"], &formatted["size_bytes"]), (&text(&disk.path).into(), &SIZE.into()));
     drop((disk, target));
-    leaks.check();
 }
 
 #[test]
 fn a_loop_device_prevents_formatting() {
-    let leaks = Leaks::watch();
+    let _leaks = Leaks::watch();
     let disk = Disk::blank(SIZE);
     // The loop device begins behind the range that is read, and the kernel lets others claim the disk.
     let index = unmanaged::find_free().unwrap();
@@ -378,25 +366,23 @@ fn a_loop_device_prevents_formatting() {
     drop(user);
     json(&["format", text(&disk.path), "--yes-format-this-disk"]);
     drop(disk);
-    leaks.check();
 }
 
 /// The metadata lies behind the file system.
 #[test]
 fn raid_metadata_prevents_mounting() {
-    let leaks = Leaks::watch();
+    let _leaks = Leaks::watch();
     let (disk, target) = (Disk::formatted(SIZE), Directory::new());
     disk.grow(SIZE + 64 * MIB);
     disk.write(SIZE + 64 * MIB - (64 << 10), b"\xfc\x4e\x2b\xa9");
     let error = mount_failure(&disk, &target);
     assert!(error.contains("MD RAID 0.90"), "{error}");
     drop((disk, target));
-    leaks.check();
 }
 
 #[test]
 fn unsuitable_disks_are_refused() {
-    let leaks = Leaks::watch();
+    let _leaks = Leaks::watch();
     let small = Disk::blank(MIN_SIZE - 4096);
     let error = format_failure(&small.path);
     assert!(error.contains("300 MiB"), "{error}");
@@ -408,5 +394,4 @@ fn unsuitable_disks_are_refused() {
     assert_eq!(check(&disk.path)["read_only"], true);
     format_failure(&disk.path);
     drop((disk, target));
-    leaks.check();
 }
