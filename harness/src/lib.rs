@@ -9,7 +9,6 @@ pub mod args;
 pub mod bench;
 mod builds;
 pub mod e2e;
-mod earlier;
 mod fake_nodes;
 pub mod fetch;
 mod helm;

@@ -13,15 +13,12 @@ use testvm_cluster::{
 };
 
 use crate::builds::{self, DriverPrograms, GuestPrograms};
-use crate::earlier::EarlierVersion;
 use crate::node_options::{Losetup, NodeOptions};
 
 /// The image of the test pods.
 pub(crate) const VOLUME_CHECK: &str = "docker.io/library/volume-check:dev";
 /// An image with a shell, for interactive use; csi/examples uses it.
 pub(crate) const SHELL: &str = "docker.io/library/shell:dev";
-/// The image of the earlier version of the driver, in the lane upgrade.
-pub(crate) const EARLIER_DRIVER: &str = "docker.io/library/loopfs:earlier";
 
 /// The name of the tool of loopfs in [`TOOLS_DIR`].
 pub(crate) const LOOPFS_TOOL: &str = "loopfs";
@@ -102,7 +99,7 @@ pub(crate) async fn conformance_parts(
 ///
 /// # Errors
 /// A program cannot be fetched or built.
-pub(crate) async fn plan(
+async fn plan(
     session: &Session,
     options: &NodeOptions,
     profile: ClusterProfile,
@@ -164,18 +161,6 @@ pub(crate) fn driver_image(driver: DriverPrograms, tool: PathBuf) -> ContainerIm
         archive: "loopfs.tar",
         reference: DRIVER,
         files: driver_files(driver.csi, driver.provisioner, tool),
-    }
-}
-
-/// Returns the image of the earlier version of the driver.
-pub(crate) fn earlier_image(version: &EarlierVersion) -> ContainerImage {
-    ContainerImage {
-        archive: "loopfs-earlier.tar",
-        reference: EARLIER_DRIVER,
-        files: vec![
-            ("/loopfs-csi", version.csi.clone()),
-            ("/loopfs-provisioner", version.provisioner.clone()),
-        ],
     }
 }
 

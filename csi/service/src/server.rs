@@ -122,7 +122,7 @@ impl<E: HealthEndpoints> Site<E> {
         }
     }
 
-    /// Returns the routes of the metrics listener. It also serves the probes, for the manifests of earlier releases.
+    /// Returns the routes of the metrics listener. It also serves the probes, for services that have no other listener.
     fn all_routes(self: &Arc<Self>) -> Router {
         let site = Arc::clone(self);
         let metrics = Router::new().route("/metrics", get(async move || site.metrics().await));

@@ -22,23 +22,6 @@ pub struct Manifests {
 }
 
 impl Manifests {
-    /// Has all containers of the DaemonSet and of Deployments run this image.
-    ///
-    /// # Errors
-    /// One of them has no containers.
-    pub fn with_image(mut self, image: &str) -> Result<Manifests> {
-        let runs_pods =
-            |object: &&mut DynamicObject| is_kind(object, "DaemonSet") || is_kind(object, "Deployment");
-        for object in self.objects.iter_mut().filter(runs_pods) {
-            let containers = object.data.pointer_mut("/spec/template/spec/containers");
-            let containers = containers.and_then(|containers| containers.as_array_mut());
-            for container in containers.context("a DaemonSet or Deployment has no containers")? {
-                container["image"] = image.into();
-            }
-        }
-        Ok(self)
-    }
-
     /// Reads every `*.yaml` in a directory, sorted by name.
     ///
     /// # Errors
@@ -243,25 +226,6 @@ mod tests {
         let manifests = Manifests::read(dir.path()).unwrap();
         let names: Vec<_> = manifests.objects.iter().map(ResourceExt::name_any).collect();
         assert_eq!(names, ["Namespace", "ServiceAccount", "DaemonSet"]);
-    }
-
-    /// The containers belong to a DaemonSet or a Deployment.
-    #[test]
-    fn every_container_gets_the_image() {
-        let of = |kind: &str| {
-            format!(
-                "{{kind: {kind}, apiVersion: apps/v1, metadata: {{name: d}}, spec: {{template: {{spec: {{containers: \
-                 [{{name: a, image: x}}, {{name: b, image: x}}]}}}}}}}}\n"
-            )
-        };
-        for kind in ["DaemonSet", "Deployment"] {
-            let manifests = Manifests { objects: parse(&of(kind)).unwrap() }.with_image("y:2").unwrap();
-            let containers = manifests.objects[0].data["spec"]["template"]["spec"]["containers"].clone();
-            assert_eq!(
-                containers,
-                serde_json::json!([{"name": "a", "image": "y:2"}, {"name": "b", "image": "y:2"}])
-            );
-        }
     }
 
     #[test]

@@ -21,7 +21,6 @@ mod self_check;
 mod state_dump;
 mod stories;
 mod story;
-mod upgrade;
 
 pub use self::args::{Args, CommandArgs};
 pub(crate) use self::driver::{
@@ -30,4 +29,3 @@ pub(crate) use self::driver::{
 pub use self::run::run;
 pub(crate) use self::stories::lines;
 pub(crate) use self::story::Set;
-pub(crate) use self::upgrade::run as run_upgrade;

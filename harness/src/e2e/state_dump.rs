@@ -73,7 +73,7 @@ pub(super) async fn write_failure(session: &Session, env: &TestEnv<'_>, steps: &
 
 /// Writes the archive of `dbg bundle` of each node into `dir`. If a node gives none, for example because its
 /// power is off, the reason is printed. After Ctrl-C there is no time for archives.
-pub(super) async fn write_bundles(session: &Session, nodes: impl IntoIterator<Item = &Node>, dir: &Path) {
+pub(super) async fn write_bundles(session: &Session, nodes: &[Node], dir: &Path) {
     let bundles = async {
         for node in nodes {
             try_write_bundle(node, dir).await;

@@ -286,21 +286,6 @@ pub(super) const LANES: &[Lane] = &[
     },
     Lane {
         lane: EXTENDED,
-        part: Some("upgrade"),
-        about: "an earlier version of the driver, this one, and back, with volumes in use",
-        needs: "a cluster with two nodes (QEMU, Go), and the history of the repository",
-        runs_in_ci: false,
-        on_cluster: true,
-        takes: KUBERNETES,
-        run: |session, args| {
-            Box::pin(async {
-                let reports = session.workspace.reports("upgrade");
-                e2e::run_upgrade(session, &args.e2e.kubernetes().source(), &reports).await
-            })
-        },
-    },
-    Lane {
-        lane: EXTENDED,
         part: Some("second-driver"),
         about: "local-path-provisioner, for which the checks of the capacity must fail",
         needs: CLUSTER,

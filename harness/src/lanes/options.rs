@@ -124,7 +124,7 @@ mod tests {
     }
 
     #[rstest]
-    #[case("--lane extended --only upgrade --kernel bookworm", "extended upgrade", "extended node")]
+    #[case("--lane extended --only image --kernel bookworm", "extended image", "extended node")]
     #[case("--lane extended --only versions --kubernetes 1.36", "extended versions", "apiserver")]
     #[case("--lane extended --only node --only kind --kernel bookworm", "extended kind", "extended node")]
     #[case("--lane extended --quick", "extended", "conformance")]
@@ -150,13 +150,10 @@ mod tests {
     }
 
     #[rstest]
+    #[case("--lane extended --only imag", "no selected lane has the part imag; the parts are long-stories, ")]
+    #[case("--lane extended --only image --only flow", "no selected lane has the part flow; ")]
     #[case(
-        "--lane extended --only upgrad",
-        "no selected lane has the part upgrad; the parts are long-stories, "
-    )]
-    #[case("--lane extended --only upgrade --only flow", "no selected lane has the part flow; ")]
-    #[case(
-        "--lane extended --lane kernel --only upgrade",
+        "--lane extended --lane kernel --only image",
         "--only names parts of one lane and tests of another"
     )]
     fn a_text_that_is_no_part_is_refused(#[case] line: &str, #[case] expected: &str) {
@@ -177,7 +174,7 @@ mod tests {
     #[case("--lane e2e --kubelet patched --story flow", &["e2e"])]
     #[case("--lane extended --only node --kernel bookworm", &["extended node"])]
     #[case("--lane extended --kernel bookworm", &["extended node"])]
-    #[case("--lane extended --only upgrade --kubernetes 1.36", &["extended upgrade"])]
+    #[case("--lane extended --only kind --kubernetes 1.36", &["extended kind"])]
     #[case("--lane extended --only kind --only node", &["extended node", "extended kind"])]
     #[case("--lane conformance --lane unit", &["unit", "conformance"])]
     fn option_selects_lanes_that_take_it(#[case] line: &str, #[case] lanes: &[&str]) {
@@ -187,8 +184,8 @@ mod tests {
 
     #[test]
     fn lane_without_selection_runs_all_parts() {
-        assert_eq!(parse("--lane extended").selected().unwrap().len(), 11);
+        assert_eq!(parse("--lane extended").selected().unwrap().len(), 10);
         let without_two = parse("--lane extended --kubernetes 1.36").selected().unwrap();
-        assert_eq!(without_two.len(), 7);
+        assert_eq!(without_two.len(), 6);
     }
 }

@@ -1,6 +1,6 @@
 //! Volumes in use: a pod writes to a Filesystem and a Block volume, and another pod has the former read-only.
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use kube::ResourceExt;
 use testvm_cluster::objects;
 
@@ -36,38 +36,30 @@ impl InUse {
                 .await?;
         }
         pods::create(env, &self.writer.pod()?).await?;
-        pods::start_read_only(env, &self.reader, self.claim(VolumeMode::Filesystem)?, VolumeMode::Filesystem)
-            .await?;
+        pods::start_read_only(env, &self.reader, &self.writer.claims[0].0, VolumeMode::Filesystem).await?;
         pods::check_new(env, &self.writer.name, STEP, &self.writer.volumes()).await
     }
 
-    /// Checks that one of the volumes has its data and exactly its size, that it is limited to it, and that the pod can
-    /// write to it.
-    pub(crate) async fn check(&self, env: &TestEnv<'_>, mode: VolumeMode) -> Result<()> {
-        let claims = self.writer.claims.iter().zip(self.writer.volumes());
-        let volumes: Vec<String> =
-            claims.filter(|((_, other), _)| *other == mode).map(|(_, volume)| volume).collect();
-        check_kept(env, &self.writer.name, self.size, &volumes).await
-    }
-
-    /// Checks that the pod with the read-only volume reads the data, sees the size and cannot write.
-    pub(crate) async fn check_read_only(&self, env: &TestEnv<'_>) -> Result<()> {
-        check_kept(env, &self.reader, self.size, &["readonly:/vol".to_owned()]).await?;
+    /// Checks that the volumes have their data and exactly their size, that the first pod can write to them up to their limit, and that
+    /// the other one cannot write.
+    pub(crate) async fn check(&self, env: &TestEnv<'_>) -> Result<()> {
+        let sizes = [STEP, self.size];
+        pods::check_kept(env, &self.writer.name, sizes, &self.writer.volumes()).await?;
+        pods::check_kept(env, &self.reader, sizes, &["readonly:/vol".to_owned()]).await?;
         // check-new wrote this.
         pods::check_text(env, &self.reader, "/vol/kept", &STEP.bytes().to_string()).await
     }
 
     /// Expands the volumes, and checks them at their new size.
     pub(crate) async fn expand(&mut self, env: &TestEnv<'_>) -> Result<()> {
-        self.size = larger(self.size);
+        self.size = Size::mebibytes((self.size.bytes() + STEP.bytes()) >> 20);
         for (name, _) in &self.writer.claims {
             claims::request_size(env, name, self.size).await?;
         }
         for (name, _) in &self.writer.claims {
             claims::until_expanded(env, name, self.size).await?;
         }
-        check_kept(env, &self.writer.name, self.size, &self.writer.volumes()).await?;
-        self.check_read_only(env).await
+        self.check(env).await
     }
 
     /// Ends the pods, and deletes the claims with their volumes.
@@ -79,26 +71,6 @@ impl InUse {
         }
         Ok(())
     }
-
-    /// Returns the size of both volumes together.
-    pub(crate) fn bytes(&self) -> u64 {
-        self.size.bytes() * self.writer.claims.len() as u64
-    }
-
-    fn claim(&self, mode: VolumeMode) -> Result<&str> {
-        let claim = self.writer.claims.iter().find(|(_, other)| *other == mode);
-        claim.map(|(name, _)| name.as_str()).with_context(|| format!("no claim is {mode}"))
-    }
-}
-
-/// Returns the next size of a volume.
-pub(crate) const fn larger(size: Size) -> Size {
-    Size::mebibytes((size.bytes() + STEP.bytes()) >> 20)
-}
-
-/// Has the test program check the volumes of [`InUse`], which have this size now, and what it wrote to them.
-async fn check_kept(env: &TestEnv<'_>, pod: &str, size: Size, volumes: &[String]) -> Result<()> {
-    pods::check_kept(env, pod, [STEP, size], volumes).await
 }
 
 /// Returns the identities of the containers of all pods. That of a container changes if it is restarted.

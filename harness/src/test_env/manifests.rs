@@ -8,12 +8,7 @@ pub(crate) use testvm_cluster::manifests::Manifests;
 
 /// Reads the manifests that a user applies.
 pub(crate) fn of_driver(session: &Session) -> Result<Manifests> {
-    of_checkout(session.workspace.root())
-}
-
-/// Reads the manifests that a user applies from another checkout.
-pub(crate) fn of_checkout(root: &Path) -> Result<Manifests> {
-    Manifests::read(&root.join("csi").join("deploy"))
+    Manifests::read(&session.workspace.root().join("csi").join("deploy"))
 }
 
 /// Reads the objects that the component claim-labels adds to those of the driver.

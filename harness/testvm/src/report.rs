@@ -455,11 +455,11 @@ mod tests {
     #[test]
     fn suite_is_prefixed_once() {
         let mut report = Report::new();
-        for suite in ["flow", "upgrade", "upgrade: roll-out", "upgrades"] {
+        for suite in ["flow", "kind", "kind: removal", "kinds"] {
             report.push(suite, "a", Outcome::Passed, None);
         }
-        report.prefix_suites("upgrade");
-        assert_eq!(report.suites(), ["upgrade: flow", "upgrade", "upgrade: roll-out", "upgrade: upgrades"]);
+        report.prefix_suites("kind");
+        assert_eq!(report.suites(), ["kind: flow", "kind", "kind: removal", "kind: kinds"]);
     }
 
     #[test]

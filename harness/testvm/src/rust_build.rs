@@ -111,27 +111,6 @@ pub async fn programs(session: &Session, title: &str, args: &[&str]) -> Result<B
     Ok(built)
 }
 
-/// Builds static programs of the workspace at `root`, which may be another checkout than that of the session, in the
-/// target directory `target`. Cargo does not distinguish the packages of two checkouts, so each needs a directory of its
-/// own.
-///
-/// # Errors
-/// The programs do not compile.
-pub async fn programs_of(
-    session: &Session,
-    root: &Path,
-    target: &Path,
-    title: &str,
-    args: &[&str],
-) -> Result<Built> {
-    let _turn = session.turn_to_compile().await;
-    let step = session.progress.step(title);
-    let cargo = program(root).env("CARGO_TARGET_DIR", target).env("CARGO_BUILD_BUILD_DIR", target);
-    let built = run(cargo, root, &step, args).await?;
-    step.done("");
-    Ok(built)
-}
-
 /// The result of a cargo build.
 pub struct Built(Vec<Artifact>);
 

@@ -33,7 +33,7 @@ pub(in crate::e2e) async fn run(
 }
 
 /// Returns the maximum volume size that the node's provisioner publishes.
-pub(in crate::e2e) fn largest<'a>(
+pub(super) fn largest<'a>(
     env: &TestEnv<'_>,
     node: &Node,
     mut capacities: impl Iterator<Item = &'a CSIStorageCapacity>,

@@ -37,7 +37,7 @@ async fn rolls_out(env: &TestEnv<'_>) -> Result<()> {
     rolled_out(env, restart(env).await?, 2).await
 }
 
-pub(in crate::e2e) async fn unused(env: &TestEnv<'_>, node: &Node) -> Result<()> {
+async fn unused(env: &TestEnv<'_>, node: &Node) -> Result<()> {
     let is_registered = node_debug::is_met(node, &["plugin-registered"]).await?;
     anyhow::ensure!(!is_registered, "the driver is registered");
     let published: Api<CSIStorageCapacity> = Api::all(env.client.clone());

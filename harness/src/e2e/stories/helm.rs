@@ -16,7 +16,6 @@ use crate::test_env::disturbances::replace_pods;
 use crate::test_env::environment::TestEnv;
 use crate::test_env::in_use::{InUse, running};
 use crate::test_env::rejected_writes::{Rejected, allow};
-use crate::test_env::workload::VolumeMode;
 
 pub(in crate::e2e) const STORY: Story = Story {
     name: "helm",
@@ -75,7 +74,7 @@ async fn run(steps: &mut Steps<'_>, env: &TestEnv<'_>, cluster: &Cluster) -> Ste
     let what = "helm uninstall deletes all objects of the driver but the namespace and the CSIDriver";
     steps.step(what, uninstalled).await?;
     steps.step("the object of the user still exists", note.check(env)).await?;
-    steps.step("without the driver, the pods have their volumes", check(env, &in_use)).await?;
+    steps.step("without the driver, the pods have their volumes", in_use.check(env)).await?;
     let installed = async {
         helm.install(&kubeconfig, RELEASE, &values).await?;
         install::served(env).await
@@ -130,12 +129,6 @@ impl Note {
 
 fn config_maps(env: &TestEnv<'_>) -> Api<ConfigMap> {
     Api::namespaced(env.client.clone(), env.driver.namespace())
-}
-
-async fn check(env: &TestEnv<'_>, in_use: &InUse) -> Result<()> {
-    in_use.check(env, VolumeMode::Filesystem).await?;
-    in_use.check(env, VolumeMode::Block).await?;
-    in_use.check_read_only(env).await
 }
 
 /// Returns the UIDs of the driver's pods.

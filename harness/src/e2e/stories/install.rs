@@ -15,7 +15,7 @@ use testvm_cluster::{Node, objects};
 use crate::e2e::doctor;
 use crate::e2e::parts::node_without_storage::{data_disk, mount_disk, reports_storage};
 use crate::e2e::parts::serving::offered;
-pub(in crate::e2e) use crate::e2e::parts::serving::{ready, rolled_out, served, serves};
+pub(in crate::e2e) use crate::e2e::parts::serving::{ready, served, serves};
 use crate::e2e::story::{Run, RunState, Sabotage, Story, When};
 use crate::nodes::{DATA_DIR, DATA_OPTIONS};
 use crate::test_env::disturbances::replace_pods_if_any;

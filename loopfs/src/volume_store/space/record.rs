@@ -112,7 +112,7 @@ pub(super) struct ReservationRecord<'a> {
 impl<'a> ReservationRecord<'a> {
     /// Locks the record, so that no other process changes it.
     pub(super) fn lock(layout: &'a Layout) -> Result<Self> {
-        // A store of an earlier version has no such file.
+        // If an administrator has removed the file, the total is counted again.
         let file = layout::open_file(&layout.private, "promised", OFlag::O_RDWR | OFlag::O_CREAT)?;
         let file = flock::exclusive(file, layout.lock_timeout, "account for space, which takes the lock")?;
         Ok(Self { file, boot: &layout.boot })
