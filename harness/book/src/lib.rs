@@ -5,6 +5,5 @@
 mod build;
 mod links;
 pub mod markdown;
-mod warnings;
 
-pub use build::{SOURCES_IN_CHECKOUT, build};
+pub use build::build;

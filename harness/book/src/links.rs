@@ -2,39 +2,39 @@
 
 use crate::markdown::is_fence;
 
-/// Rewrites the links of a page that leave the book, so that they lead into `sources`, the address of the checkout.
-pub(crate) fn to_sources(page: &str, sources: &str) -> String {
+/// Rewrites the links of a page that leave the book, so that they lead from `target/book` into the checkout.
+pub(crate) fn to_sources(page: &str) -> String {
     let mut in_code = false;
     let line = |line: &str| {
         if is_fence(line) {
             in_code = !in_code;
         }
-        if in_code { line.to_owned() } else { rewrite(line, sources) }
+        if in_code { line.to_owned() } else { rewrite(line) }
     };
     page.split_inclusive('\n').map(line).collect()
 }
 
-fn rewrite(line: &str, sources: &str) -> String {
+fn rewrite(line: &str) -> String {
     let mut parts = line.split("](");
     let mut text = parts.next().unwrap_or_default().to_owned();
     for part in parts {
         let (target, rest) = part.split_at(part.find(')').unwrap_or(0));
         text.push_str("](");
-        text.push_str(&address(target, sources));
+        text.push_str(&address(target));
         text.push_str(rest);
     }
     text
 }
 
 /// Returns the address of a target. The pages are in `docs/src`.
-fn address(target: &str, sources: &str) -> String {
+fn address(target: &str) -> String {
     let Some(below_docs) = target.strip_prefix("../") else { return target.to_owned() };
     let address = match below_docs.strip_prefix("../") {
-        Some(path) => format!("{sources}/{path}"),
-        None => format!("{sources}/docs/{below_docs}"),
+        Some(path) => format!("../../{path}"),
+        None => format!("../../docs/{below_docs}"),
     };
-    // In a link without a scheme, mdBook would replace `.md` by `.html`, and there is no such page.
-    if sources.contains("://") { address } else { address.replace(".md", "%2Emd") }
+    // mdBook would replace `.md` by `.html`, and there is no such page.
+    address.replace(".md", "%2Emd")
 }
 
 #[cfg(test)]
@@ -44,11 +44,9 @@ mod tests {
     #[test]
     fn only_links_outside_book_are_rewritten() {
         let page = "[a](b.md#c) [d](../../e/f.md#g),\n```\n[h](../../i.md)\n```\n![j](k.svg) [l](../notes/m.md) \
-                    [n](https://o.p)\n";
-        let rewritten = "[a](b.md#c) [d](https://x/e/f.md#g),\n```\n[h](../../i.md)\n```\n![j](k.svg) \
-                         [l](https://x/docs/notes/m.md) [n](https://o.p)\n";
-        assert_eq!(to_sources(page, "https://x"), rewritten);
-        assert_eq!(to_sources("[d](../../e.md)", "../.."), "[d](../../e%2Emd)");
-        assert_eq!(to_sources("[d](../../e", "../.."), "[d](../../e");
+                    [n](https://o.p) [q](../../r";
+        let rewritten = "[a](b.md#c) [d](../../e/f%2Emd#g),\n```\n[h](../../i.md)\n```\n![j](k.svg) \
+                         [l](../../docs/notes/m%2Emd) [n](https://o.p) [q](../../r";
+        assert_eq!(to_sources(page), rewritten);
     }
 }

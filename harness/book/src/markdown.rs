@@ -1,7 +1,7 @@
 //! Reads code blocks and tables of Markdown documents.
 
 /// A fenced code block.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Debug)]
 pub struct Block {
     /// The word after the fence; empty if there is none.
     pub language: String,
@@ -55,27 +55,4 @@ fn cells(row: &str) -> Vec<String> {
 #[must_use]
 pub fn code(cell: &str) -> &str {
     cell.trim_matches('`')
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn blocks_lose_indentation_of_their_fence() {
-        let text = "a\n```console\n$ b\n```\n1. c\n\n   ```\n   d\n     e\n   ```\n";
-        let block = |language: &str, lines: &[&str]| Block {
-            language: language.to_owned(),
-            lines: lines.iter().map(|line| (*line).to_owned()).collect(),
-        };
-        assert_eq!(blocks(text), [block("console", &["$ b"]), block("", &["d", "  e"])]);
-    }
-
-    #[test]
-    fn table_ends_with_its_last_row() {
-        let text = "| x |\n|---|\n| 0 |\n## A\ntext\n\n| name | value |\n|---|---|\n| `a` | 1 |\n| b |  |\n\n| y |\n## B\n";
-        assert_eq!(table(text, "## A"), [["`a`", "1"], ["b", ""]]);
-        assert_eq!(code("`a`"), "a");
-        assert!(table(text, "## B").is_empty() && table(text, "## C").is_empty());
-    }
 }

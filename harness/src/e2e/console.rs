@@ -1,5 +1,5 @@
 //! The blocks of commands in the documents, pasted on a machine with kind as a reader pastes them.
-//! `harness/book/tests/book/commands.toml` has all blocks of the documents, with what runs them.
+//! `harness/book/tests/book/commands.toml` has the other blocks of the documents, with what runs them.
 
 use std::time::Duration;
 

@@ -26,112 +26,90 @@ fn part<'a>(text: &'a str, start: &str, end: &str) -> &'a str {
 }
 
 /// Returns the texts between double quotes.
-fn literals(text: &str) -> impl Iterator<Item = &str> {
-    text.split('"').skip(1).step_by(2)
+fn literals(text: &str) -> impl Iterator<Item = String> {
+    text.split('"').skip(1).step_by(2).map(str::to_owned)
 }
 
-/// Returns the reasons of events and their types.
-fn reasons() -> BTreeSet<(String, String)> {
-    let source = read(EVENTS);
-    let arms = source.lines().filter_map(|line| line.trim().strip_prefix("Reason::")?.split_once(" => (\""));
-    let named = arms.filter_map(|(_, values)| {
-        let (reason, rest) = values.split_once("\", ")?;
-        let (type_, _) = rest.split_once(',')?;
-        Some((reason.to_owned(), type_.to_lowercase()))
-    });
-    named.collect()
+/// Returns the rows of the table after a heading. Each has all cells.
+fn rows(document: &str, heading: &str) -> Vec<Vec<String>> {
+    let rows = table(&read(document), heading);
+    assert!(!rows.is_empty(), "{document} has no table after {heading:?}");
+    let is_whole = |row: &Vec<String>| row.len() == rows[0].len() && row.iter().all(|cell| !cell.is_empty());
+    assert!(rows.iter().all(is_whole), "{document}: a row of {heading:?} lacks a cell: {rows:?}");
+    rows
+}
+
+/// Compares the names that a document explains with those of a source.
+fn compare(
+    document: &str,
+    source: &str,
+    explained: impl Iterator<Item = String>,
+    names: impl Iterator<Item = String>,
+) {
+    let [explained, names] = [explained.collect::<BTreeSet<_>>(), names.collect()];
+    assert_eq!(explained, names, "the table of {document} (left) and {source} (right) differ");
 }
 
 #[test]
 fn the_book_explains_every_event() {
-    let reasons = reasons();
     let source = read(EVENTS);
+    let arms = source.lines().filter_map(|line| line.trim().strip_prefix("Reason::")?.split_once(" => (\""));
+    let reasons: Vec<String> = arms
+        .filter_map(|(_, values)| {
+            let (reason, rest) = values.split_once("\", ")?;
+            Some(format!("{reason}, {}", rest.split_once(',')?.0.to_lowercase()))
+        })
+        .collect();
     let variants = part(&source, "pub(crate) enum Reason {", "\n}").lines().map(str::trim);
     let variants = variants.filter(|line| line.ends_with(',') && !line.starts_with("///")).count();
     assert_eq!(reasons.len(), variants, "{EVENTS} has reasons that this test does not find: {reasons:?}");
-    let rows = table(&read(FAILURES), "## Events");
-    let explained: BTreeSet<_> =
-        rows.iter().map(|row| (code(&row[0]).to_owned(), row[1].to_lowercase())).collect();
-    assert_eq!(explained, reasons, "the table of {FAILURES} (left) and {EVENTS} (right) differ");
-    assert!(rows.iter().all(|row| row.len() == 5 && !row[3].is_empty() && !row[4].is_empty()), "{rows:?}");
+    let rows = rows(FAILURES, "## Events").into_iter();
+    let explained = rows.map(|row| format!("{}, {}", code(&row[0]), row[1].to_lowercase()));
+    compare(FAILURES, EVENTS, explained, reasons.into_iter());
 }
 
 #[test]
 fn book_explains_every_error_class() {
     let source = read(ERRORS);
-    let classes: BTreeSet<&str> = literals(part(&source, "fn reason(&self)", "\n    }\n")).collect();
-    assert!(classes.len() > 10, "{ERRORS} has classes that this test does not find: {classes:?}");
-    let page = read(FAILURES);
-    let rows = table(&page, "## Classes of errors");
-    let explained: BTreeSet<&str> = rows.iter().map(|row| code(&row[0])).collect();
-    assert_eq!(explained, classes, "the table of {FAILURES} (left) and {ERRORS} (right) differ");
-    assert!(rows.iter().all(|row| row.len() == 3 && !row[1].is_empty() && !row[2].is_empty()), "{rows:?}");
+    let classes = literals(part(&source, "fn reason(&self)", "\n    }\n"));
+    let rows = rows(FAILURES, "## Classes of errors").into_iter();
+    compare(FAILURES, ERRORS, rows.map(|row| code(&row[0]).to_owned()), classes);
 }
 
-/// Returns the name of a gRPC code in the form of the specification: `NotFound` as `NOT_FOUND`.
-fn of_the_specification(code: &str) -> String {
-    let mut name = String::new();
-    for character in code.chars() {
-        if character.is_uppercase() && !name.is_empty() {
-            name.push('_');
-        }
-        name.extend(character.to_uppercase());
-    }
-    name
-}
-
+/// The specification has `NOT_FOUND` for `Code::NotFound`.
 #[test]
 fn book_explains_every_csi_code() {
     let source = read(CODES);
-    let body = part(&source, "fn code(&self)", "impl From<Error> for Status");
-    let codes = body.split("Code::").skip(1);
-    let codes: BTreeSet<String> = codes
-        .map(|rest| of_the_specification(rest.split(|c: char| !c.is_alphabetic()).next().unwrap()))
-        .collect();
-    assert!(codes.contains("FAILED_PRECONDITION"), "{codes:?}");
-    let rows = table(&read(FAILURES), "## Codes of CSI calls");
-    let explained: BTreeSet<String> = rows.iter().map(|row| code(&row[0]).to_owned()).collect();
-    assert_eq!(explained, codes, "the table of {FAILURES} (left) and {CODES} (right) differ");
+    let codes = part(&source, "fn code(&self)", "impl From<Error> for Status").split("Code::").skip(1);
+    let codes = codes.map(|rest| rest.chars().take_while(|c| c.is_alphabetic()).collect::<String>());
+    let rows = rows(FAILURES, "## Codes of CSI calls").into_iter();
+    let explained = rows.map(|row| code(&row[0]).replace('_', "").to_lowercase());
+    compare(FAILURES, CODES, explained, codes.map(|code| code.to_lowercase()));
 }
 
 /// The book links to this table.
 #[test]
 fn driver_readme_explains_every_volume_condition() {
-    let source = read(CONDITIONS);
-    let conditions: BTreeSet<&str> = literals(part(&source, "fn as_str(self)", "\n    }\n")).collect();
-    assert!(conditions.contains("StorageFailed"), "{conditions:?}");
-    let readme = read(DRIVER);
+    let (source, readme) = (read(CONDITIONS), read(DRIVER));
+    let conditions = literals(part(&source, "fn as_str(self)", "\n    }\n"));
     let rows = part(&readme, "abnormal for one of these reasons:", "\n### ").lines();
-    let names = rows.filter_map(|row| row.strip_prefix("| `")?.split_once('`'));
-    let explained: BTreeSet<&str> = names.map(|(name, _)| name).collect();
-    assert_eq!(explained, conditions, "the table of {DRIVER} (left) and {CONDITIONS} (right) differ");
+    let names = rows.filter_map(|row| Some(row.strip_prefix("| `")?.split_once('`')?.0.to_owned()));
+    compare(DRIVER, CONDITIONS, names, conditions);
 }
 
-/// Returns the parameters of a StorageClass, each as the error messages list it: `name (allowed values)`.
-fn parameters() -> BTreeSet<String> {
-    let source = read(SETTINGS);
-    let settings = part(&source, "SETTINGS: &[Setting] = &[", "\n    ];");
-    let settings = settings.split("name: ").skip(1).map(|setting| {
-        let (constant, rest) = setting.split_once(',').expect("a setting has a name and allowed values");
-        let name = literals(part(&source, &format!("const {constant}: &str = "), ";")).next().unwrap();
-        format!("{name} ({})", literals(rest).next().unwrap())
-    });
-    let node_loss = read(NODE_LOSS);
-    let node_loss = literals(part(&node_loss, "const ALLOWED: &[&str] = &[", "];")).map(str::to_owned);
-    let reserved = read(RESERVED);
-    let fstype = literals(part(&reserved, "const FSTYPE: &str = ", ";")).map(str::to_owned);
-    settings.chain(node_loss).chain(fstype).collect()
-}
-
+/// Each parameter needs a row, with its allowed values as the error messages list them: `name (allowed values)`.
 #[test]
 fn book_lists_every_storage_class_parameter() {
-    let parameters = parameters();
-    let rows = table(&read(STORAGE_CLASS), "## Parameters");
-    let explained: BTreeSet<String> =
-        rows.iter().map(|row| format!("{} ({})", code(&row[0]), row[1])).collect();
-    assert_eq!(
-        explained, parameters,
-        "the table of {STORAGE_CLASS} (left) and the sources (right) differ: each parameter needs a row, with its allowed values as in \
-         the sources, its default and its meaning"
-    );
+    let [source, node_loss, reserved] = [SETTINGS, NODE_LOSS, RESERVED].map(read);
+    let settings =
+        part(&source, "SETTINGS: &[Setting] = &[", "\n    ];").split("name: ").skip(1).map(|setting| {
+            let (constant, rest) = setting.split_once(',').expect("a setting has a name and allowed values");
+            let name = literals(part(&source, &format!("const {constant}: &str = "), ";")).next().unwrap();
+            format!("{name} ({})", literals(rest).next().unwrap())
+        });
+    let node_loss = literals(part(&node_loss, "const ALLOWED: &[&str] = &[", "];"));
+    let fstype = literals(part(&reserved, "const FSTYPE: &str = ", ";"));
+    let rows = rows(STORAGE_CLASS, "## Parameters").into_iter();
+    let explained = rows.map(|row| format!("{} ({})", code(&row[0]), row[1]));
+    compare(STORAGE_CLASS, "the sources", explained, settings.chain(node_loss).chain(fstype));
 }
