@@ -6,6 +6,9 @@ use std::path::Path;
 use std::time::Instant;
 
 use anyhow::{Context, Result};
+use flate2::read::ZlibDecoder;
+use object::{Object, ObjectSection};
+use serde_json::Value;
 use testvm::cache;
 use testvm::images::oci::index::{self, Contents, PlatformContents};
 use testvm::process::{Program, git};
@@ -13,15 +16,18 @@ use testvm::report::Report;
 use testvm::session::Session;
 
 use crate::image::{self, build};
-use crate::program_info::ProgramInfo;
 use crate::programs::{TARGETS, Target};
-use crate::sources::{Sources, version};
+use crate::sources::{Sources, VERSION};
 
 const SUITE: &str = "image";
 /// The directories of the copies. Paths of another length would move what follows them in a program.
 const COPIES: [&str; 2] = ["a", "another-directory/b"];
 /// Runs programs of aarch64.
 const EMULATOR: &str = "qemu-aarch64";
+/// The section with the dependencies: JSON, compressed by zlib.
+const DEPENDENCIES: &str = ".dep-v0";
+/// The section with the path of the dynamic linker, which a static program does not have.
+const INTERPRETER: &str = ".interp";
 
 /// Builds the image twice and checks it.
 ///
@@ -53,50 +59,65 @@ pub async fn check_image(session: &Session) -> Result<Report> {
     session.progress.line(image::summary(&archives[0], &contents.digests));
     let sizes = async { image::check_sizes(&contents.digests) };
     report.run(SUITE, "no platform is larger than the limit", sizes).await;
-    let version = version(session.workspace.root())?;
-    check_platforms(&mut report, &contents, &version).await;
+    check_platforms(&mut report, &contents).await;
     Ok(report)
 }
 
 /// Checks and starts the programs of each platform.
-async fn check_platforms(report: &mut Report, contents: &Contents, version: &str) {
+async fn check_platforms(report: &mut Report, contents: &Contents) {
     for target in &TARGETS {
         let check = async {
             let mut platforms = contents.platforms.iter();
             let platform = platforms.find(|platform| platform.architecture == target.architecture);
             let platform = platform.context("the index has no manifest for it")?;
-            check_programs(platform, target, version).map(|()| platform)
+            check_platform(platform, target).map(|()| platform)
         };
         let name = format!("linux/{}: static programs with a list of dependencies", target.architecture);
         let Some(platform) = report.run(SUITE, &name, check).await else { continue };
         let name = format!("linux/{}: the programs start", target.architecture);
-        report.run(SUITE, &name, start_programs(platform, target, version)).await;
+        report.run(SUITE, &name, start_programs(platform, target)).await;
     }
 }
 
-/// Checks what the programs say about themselves.
-fn check_programs(platform: &PlatformContents, target: &Target, version: &str) -> Result<()> {
+fn check_platform(platform: &PlatformContents, target: &Target) -> Result<()> {
     let label = platform.labels.get("org.opencontainers.image.version").map(String::as_str);
-    anyhow::ensure!(label == Some(version), "the image has the version {label:?}, not {version}");
+    anyhow::ensure!(label == Some(VERSION), "the image has the version {label:?}, not {VERSION}");
     let first = platform.entrypoint.first().map(|path| path.trim_start_matches('/'));
     anyhow::ensure!(
         first.is_some_and(|path| platform.files.contains_key(path)),
         "the image has no file for its entrypoint {first:?}"
     );
-    for (name, content) in &platform.files {
-        let info = ProgramInfo::read(content).with_context(|| format!("read the program {name}"))?;
-        anyhow::ensure!(info.machine == target.machine, "{name} is for {:?}", info.machine);
-        anyhow::ensure!(info.is_static, "{name} needs a dynamic linker, and the image has none");
-        let root = info.root().with_context(|| format!("{name} does not list its own crate"))?;
-        anyhow::ensure!(root.version == version, "{name} lists version {} of {}", root.version, root.name);
-        let lists_library = info.packages.iter().any(|package| package.name == "loopfs");
-        anyhow::ensure!(lists_library, "{name} does not list the library loopfs: {:?}", info.packages);
+    for (name, program) in &platform.files {
+        check_program(program, target).with_context(|| format!("check the program {name}"))?;
     }
     Ok(())
 }
 
+/// Checks what a program says about itself: its architecture, its libraries, and the list of the crates in it.
+fn check_program(program: &[u8], target: &Target) -> Result<()> {
+    let file = object::File::parse(program).context("parse the ELF file")?;
+    let machine = format!("{:?}", file.architecture()).to_lowercase();
+    anyhow::ensure!(machine == target.machine, "it is for {machine}, not {}", target.machine);
+    let section =
+        file.section_by_name(DEPENDENCIES).with_context(|| format!("it has no section {DEPENDENCIES}"))?;
+    let list: Value = serde_json::from_reader(ZlibDecoder::new(section.data()?))
+        .with_context(|| format!("read the section {DEPENDENCIES}"))?;
+    let crates = list["packages"].as_array().context("its list of dependencies has no packages")?;
+    let own =
+        crates.iter().find(|package| package["root"] == true).context("it does not list its own crate")?;
+    anyhow::ensure!(
+        own["version"] == VERSION,
+        "it lists its own crate as {own}, not with the version {VERSION}"
+    );
+    let has_library = crates.iter().any(|package| package["name"] == "loopfs");
+    anyhow::ensure!(has_library, "it does not list the library loopfs: {list}");
+    let is_static = file.section_by_name(INTERPRETER).is_none();
+    anyhow::ensure!(is_static, "it needs a dynamic linker, and the image has none");
+    Ok(())
+}
+
 /// Starts each program, which prints its version and its help.
-async fn start_programs(platform: &PlatformContents, target: &Target, version: &str) -> Result<()> {
+async fn start_programs(platform: &PlatformContents, target: &Target) -> Result<()> {
     let directory = tempfile::tempdir().context("create a directory")?;
     for (name, content) in &platform.files {
         let path = directory.path().join(name);
@@ -110,8 +131,8 @@ async fn start_programs(platform: &PlatformContents, target: &Target, version: &
             let printed = program.arg(option).run().await?.stdout;
             anyhow::ensure!(!printed.trim().is_empty(), "{name} {option} prints nothing");
             anyhow::ensure!(
-                option != "--version" || printed.contains(version),
-                "{name} --version prints {printed:?}, not {version}"
+                option != "--version" || printed.contains(VERSION),
+                "{name} --version prints {printed:?}, not {VERSION}"
             );
         }
     }
@@ -125,90 +146,35 @@ async fn copy_sources(root: &Path, to: &Path) -> Result<()> {
         .run()
         .await
         .context("list the files of the checkout, which must be a Git repository")?;
-    for name in listed.stdout.split('\0').filter(|name| !name.is_empty()) {
-        let (from, target) = (root.join(name), to.join(name));
-        // A file that was removed and not committed is still listed.
-        if !from.is_file() {
-            continue;
-        }
-        let parent = target.parent().context("a file has a parent")?;
-        fs::create_dir_all(parent).with_context(|| format!("create {}", parent.display()))?;
-        fs::copy(&from, &target).with_context(|| format!("copy {}", from.display()))?;
-    }
-    Ok(())
+    // A file that was removed and not committed is still listed.
+    let files =
+        listed.stdout.split_inclusive('\0').filter(|name| root.join(name.trim_end_matches('\0')).is_file());
+    fs::create_dir_all(to).with_context(|| format!("create {}", to.display()))?;
+    let copied = Program::new("xargs").args(["--null", "cp", "--parents", "--target-directory"]).arg(to);
+    copied.current_dir(root).input(files.collect::<String>()).run().await.map(drop)
 }
 
-/// Compares two archives. The error names the first program that differs.
 fn compare(one: &Path, other: &Path) -> Result<()> {
     let read = |path: &Path| fs::read(path).with_context(|| format!("read {}", path.display()));
-    if read(one)? == read(other)? {
-        return Ok(());
-    }
-    let (first, second) = (index::read(one)?, index::read(other)?);
-    for (platform, counterpart) in first.platforms.iter().zip(&second.platforms) {
-        for (name, content) in &platform.files {
-            let Some(same) = counterpart.files.get(name) else { continue };
-            let offset = content.iter().zip(same).position(|(one, other)| one != other);
-            anyhow::ensure!(
-                content == same,
-                "{name} for linux/{} differs from byte {} on; find the path, time or order that it depends on: diffoscope {} {}",
-                platform.architecture,
-                offset.unwrap_or(content.len().min(same.len())),
-                one.display(),
-                other.display()
-            );
-        }
-    }
-    anyhow::bail!("{} and {} differ, but not in their programs", one.display(), other.display())
+    anyhow::ensure!(
+        read(one)? == read(other)?,
+        "two images of the same sources differ; find the path, time or order that a program depends on: diffoscope {} {}",
+        one.display(),
+        other.display()
+    );
+    Ok(())
 }
 
 #[cfg(test)]
 mod tests {
-    use std::collections::BTreeMap;
-    use std::path::PathBuf;
-
-    use testvm::images::oci::Entry;
-    use testvm::images::oci::index::{Index, Platform};
-
     use super::*;
 
-    fn archive(directory: &Path, name: &str, content: &str) -> PathBuf {
-        let program = directory.join(format!("{name}.program"));
-        fs::write(&program, content).unwrap();
-        let entries = vec![Entry::Program { path: "/driver".into(), host: program }];
-        let index = Index {
-            tag: "1".into(),
-            reference: "example/driver:1".into(),
-            entrypoint: vec!["/driver".into()],
-            labels: BTreeMap::new(),
-            platforms: vec![Platform { architecture: "amd64".into(), entries }],
-        };
-        let path = directory.join(name);
-        index.write(&path).unwrap();
-        path
-    }
-
-    /// The error has the program and the offset of the first different byte.
     #[test]
-    fn different_archives_are_refused() {
-        let directory = tempfile::tempdir().unwrap();
-        let one = archive(directory.path(), "one", "content");
-        compare(&one, &archive(directory.path(), "same", "content")).unwrap();
-        let error = compare(&one, &archive(directory.path(), "other", "conTent")).unwrap_err().to_string();
-        assert!(error.starts_with("driver for linux/amd64 differs from byte 3 on"), "{error}");
-    }
-
-    #[tokio::test]
-    async fn copy_excludes_only_ignored_files() {
-        let directory = tempfile::tempdir().unwrap();
-        let (root, copy) = (directory.path().join("checkout"), directory.path().join("copy"));
-        fs::create_dir_all(root.join("src")).unwrap();
-        fs::write(root.join(".gitignore"), "/target\n").unwrap();
-        fs::write(root.join("src/lib.rs"), "//! A library.\n").unwrap();
-        fs::write(root.join("target"), "").unwrap();
-        git(&root).args(["init", "--quiet"]).run().await.unwrap();
-        copy_sources(&root, &copy).await.unwrap();
-        assert_eq!(fs::read_to_string(copy.join("src/lib.rs")).unwrap(), "//! A library.\n");
-        assert!(copy.join(".gitignore").exists() && !copy.join("target").exists());
+    fn program_without_dependency_list_is_refused() {
+        // This test program has none.
+        let program = fs::read(std::env::current_exe().unwrap()).unwrap();
+        let native = TARGETS.iter().find(|target| target.is_native()).unwrap();
+        let error = check_program(&program, native).unwrap_err().to_string();
+        assert!(error.contains(DEPENDENCIES), "{error}");
     }
 }

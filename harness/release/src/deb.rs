@@ -11,7 +11,7 @@ use testvm::session::Session;
 use testvm::{cache, rust_build};
 
 use crate::programs::{Compilers, TARGETS, Target, programs};
-use crate::sources::{Sources, checkout, version};
+use crate::sources::{Sources, VERSION, checkout};
 
 const CARGO_DEB: CargoTool = CargoTool { name: "cargo-deb", version: "3.8.0" };
 
@@ -65,10 +65,9 @@ pub(crate) async fn build(session: &Session, sources: &Sources, directory: &Path
     }
     let native = built.iter().find(|(target, _)| target.is_native());
     let (_, native) = native.context("no package is for this machine, which has to write the man pages")?;
-    let version = version(&sources.root)?;
     let mut names = Vec::new();
     for (target, programs) in &built {
-        let name = file_name(&version, target);
+        let name = file_name(target);
         pack(session, &sources.root, target, [programs, native], &directory.join(&name)).await?;
         names.push(name);
     }
@@ -83,7 +82,7 @@ pub async fn pack_for_this_machine(session: &Session, programs: &[PathBuf], out:
     let root = session.workspace.root();
     let target = TARGETS.iter().find(|target| target.is_native()).context("no package for this machine")?;
     pack(session, root, target, [programs, programs], out).await?;
-    Ok(file_name(&version(root)?, target))
+    Ok(file_name(target))
 }
 
 /// Packs programs of a platform into the package `out`. `native` are the same programs for this machine. The tool among them writes the
@@ -131,8 +130,8 @@ async fn pack(
 }
 
 /// Returns the name that Debian gives the file of a package.
-fn file_name(version: &str, target: &Target) -> String {
-    format!("loopfs_{version}-{REVISION}_{}.deb", target.architecture)
+fn file_name(target: &Target) -> String {
+    format!("loopfs_{VERSION}-{REVISION}_{}.deb", target.architecture)
 }
 
 #[cfg(test)]
@@ -152,31 +151,11 @@ mod tests {
         fs::read_to_string(root.join(path)).unwrap()
     }
 
-    /// It runs as a user of its own, whose group owns its directories.
     #[test]
     fn provisioner_runs_without_capabilities() {
         let unit = read("csi/debian/loopfs-provisioner.service");
         assert!(unit.lines().any(|line| line == "CapabilityBoundingSet="));
         assert!(values(&unit, "CapabilityBoundingSet").is_empty());
-        let [user] = values(&unit, "User")[..] else { panic!("{unit}") };
-        let users = read("csi/debian/sysusers.conf");
-        assert!(users.lines().any(|line| line.starts_with(&format!("u {user} "))), "{users}");
-        let directories = read("csi/debian/tmpfiles.conf");
-        for directory in ["/run/loopfs", "/etc/loopfs"] {
-            let line = format!("d {directory} 2750 root {user}");
-            assert!(directories.lines().any(|other| other == line), "{directories}");
-        }
-    }
-
-    #[test]
-    fn both_services_name_the_same_socket() {
-        let [csi, provisioner] =
-            ["csi", "provisioner"].map(|name| read(&format!("csi/debian/loopfs-{name}.service")));
-        let socket = "unix:///run/loopfs/control.sock";
-        assert!(csi.contains(&format!("--control-endpoint={socket} ")), "{csi}");
-        assert!(provisioner.contains(&format!("--driver-socket={socket} ")), "{provisioner}");
-        // The new directories of the store would have this group.
-        assert_eq!(values(&csi, "Group"), [""; 0]);
     }
 
     /// Returns the names of the options that lines of a manifest or of a unit have, such as `--data-dir`.
@@ -208,17 +187,6 @@ mod tests {
             let others = format!(" \\\n    ${}_OPTIONS\n", name.to_uppercase());
             assert!(unit.contains(&others), "{name}: an administrator cannot add other options: {unit}");
         }
-    }
-
-    /// No setting of its unit creates a private mount namespace.
-    #[test]
-    fn driver_shares_host_mount_namespace() {
-        let unit = read("csi/debian/loopfs-csi.service");
-        let isolating =
-            ["Private", "Protect", "ReadOnly", "ReadWrite", "Inaccessible", "Bind", "Root", "TemporaryFile"];
-        let found: Vec<&str> =
-            unit.lines().filter(|line| isolating.iter().any(|prefix| line.starts_with(prefix))).collect();
-        assert!(found.is_empty(), "{found:?}");
     }
 
     #[test]

@@ -4,12 +4,10 @@
 //! The clusters of the harness use another archive of the same programs: for this machine only, and built with cargo's ordinary
 //! directories, so that a change is compiled in seconds. [`DRIVER`] and [`driver_files`] are common to both.
 
-mod archive;
 mod check;
 mod deb;
 mod image;
 mod notes;
-mod program_info;
 mod programs;
 mod release;
 mod sources;

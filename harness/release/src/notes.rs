@@ -2,28 +2,19 @@
 
 use testvm::images::oci::index::Digests;
 
+use crate::image::repository;
+use crate::sources::VERSION;
+
 /// Returns the section of a changelog for `version`, without its heading, or `None` if there is none or it is empty.
 pub(crate) fn section<'a>(changelog: &'a str, version: &str) -> Option<&'a str> {
-    let heading = format!("## [{version}]");
-    let mut start = None;
-    let mut offset = 0;
-    for line in changelog.split_inclusive('\n') {
-        match start {
-            None if line.starts_with(&heading) => start = Some(offset + line.len()),
-            Some(start) if line.starts_with("## ") => return text(&changelog[start..offset]),
-            _ => {}
-        }
-        offset += line.len();
-    }
-    start.and_then(|start| text(&changelog[start..]))
+    let heading = format!("[{version}]");
+    let section = changelog.split("\n## ").find(|section| section.starts_with(&heading))?;
+    Some(section.split_once('\n')?.1.trim()).filter(|text| !text.is_empty())
 }
 
-fn text(section: &str) -> Option<&str> {
-    Some(section.trim()).filter(|section| !section.is_empty())
-}
-
-/// Returns the notes of a release. `repository` is the name of the image in the manifests.
-pub(crate) fn notes(version: &str, changes: &str, repository: &str, digests: &Digests) -> String {
+/// Returns the notes of a release with these changes and this image.
+pub(crate) fn notes(changes: &str, digests: &Digests) -> String {
+    let repository = repository();
     let platforms: String = digests
         .platforms
         .iter()
@@ -31,7 +22,7 @@ pub(crate) fn notes(version: &str, changes: &str, repository: &str, digests: &Di
         .collect();
     let index = &digests.index;
     format!(
-        "# loopfs {version}\n\n{changes}\n\n## Image\n\n\
+        "# loopfs {VERSION}\n\n{changes}\n\n## Image\n\n\
          The archive has one index for all platforms. A registry serves it under the same digest.\n\n\
          | platform | digest |\n|---|---|\n| all | `{index}` |\n{platforms}\n\
          The manifests name the image `{repository}`, which no registry serves. Push the archive to your registry, and have\n\

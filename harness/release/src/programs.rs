@@ -58,17 +58,12 @@ impl Target {
 #[derive(Debug)]
 pub(crate) struct Compilers {
     /// One compiler for all platforms, and the same on each machine with the same packages.
-    toolchain: Toolchain,
+    pub(crate) toolchain: Toolchain,
     /// The program `cargo-auditable`.
     auditable: PathBuf,
 }
 
 impl Compilers {
-    /// Returns what the Rust compiler prints as its version.
-    pub(crate) fn version(&self) -> &str {
-        self.toolchain.version()
-    }
-
     /// Returns the compilers, from the cache or installed.
     ///
     /// # Errors
@@ -106,8 +101,8 @@ pub(crate) async fn programs(
     // A build of its own: with the features of dependencies that the tool enables, the driver would get code that it does not use.
     let title = format!("build the tool loopfs for linux/{}", target.architecture);
     let tool = build.programs(session, &title, &["--package", "loopfs-tool"]).await?;
-    let program = |name: &str| driver.program(name);
-    Ok(driver_files(program("loopfs-csi")?, program("loopfs-provisioner")?, tool.program("loopfs")?))
+    let [csi, provisioner] = ["loopfs-csi", "loopfs-provisioner"].map(|name| driver.program(name));
+    Ok(driver_files(csi?, provisioner?, tool.program("loopfs")?))
 }
 
 /// Returns the path of each program in the image of the driver, and its path on the host. The image runs the first.

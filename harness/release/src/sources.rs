@@ -1,11 +1,13 @@
 //! The sources that a release is built from, and their version.
 
-use std::fs;
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use testvm::process::git;
 use testvm::session::Session;
+
+/// The version of the workspace, in which this program was compiled.
+pub(crate) const VERSION: &str = env!("CARGO_PKG_VERSION");
 
 /// The sources of an image.
 #[derive(Clone, Debug)]
@@ -41,28 +43,4 @@ pub(crate) async fn checkout(session: &Session) -> Result<Sources> {
 pub(crate) async fn changed_files(root: &Path) -> Result<Vec<String>> {
     let status = git(root).args(["status", "--porcelain"]).run().await?.stdout;
     Ok(status.lines().map(str::to_owned).collect())
-}
-
-/// Returns the version of the workspace at `root`. The manifest of the workspace is its only source.
-///
-/// # Errors
-/// The manifest cannot be read, or has no version.
-pub(crate) fn version(root: &Path) -> Result<String> {
-    let path = root.join("Cargo.toml");
-    let text = fs::read_to_string(&path).with_context(|| format!("read {}", path.display()))?;
-    let manifest: toml::Table = text.parse().with_context(|| format!("parse {}", path.display()))?;
-    let version = manifest.get("workspace").and_then(|workspace| workspace.get("package"));
-    let version = version.and_then(|package| package.get("version")).and_then(|version| version.as_str());
-    version.map(str::to_owned).with_context(|| format!("{} has no workspace.package.version", path.display()))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn version_matches_the_workspace() {
-        let root = Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().nth(2).unwrap();
-        assert_eq!(version(root).unwrap(), env!("CARGO_PKG_VERSION"));
-    }
 }
