@@ -54,7 +54,7 @@ enum Command {
     /// Start a cluster with the driver installed, and leave it running.
     Up(up::UpArgs),
     /// Stop the cluster that `up` or `e2e --keep` left running.
-    Down(up::DownArgs),
+    Down,
     /// Write the driver's image for each platform, as an archive for a registry.
     Image(release::ImageArgs),
     /// Write a Debian package of the driver for each platform.
@@ -95,7 +95,11 @@ pub fn main() -> ExitCode {
 async fn run(session: &Session, command: Command) -> anyhow::Result<ExitCode> {
     match command {
         Command::List => {
-            print!("{}", list(session));
+            let lanes = "lanes (cargo harness test --lane LANE), and the parts of a lane (--only PART):";
+            let stories = "stories (cargo harness e2e STORY..., or --all):";
+            println!("{}", listing::section(session, lanes, lanes::lines()));
+            println!("{}", listing::section(session, stories, e2e::lines()));
+            print!("{}", bench::list(session));
             Ok(ExitCode::SUCCESS)
         }
         Command::Test(mut args) => {
@@ -115,32 +119,20 @@ async fn run(session: &Session, command: Command) -> anyhow::Result<ExitCode> {
             session.until_cancelled(fetch::fetch(session, &args)).await.map(|()| ExitCode::SUCCESS)
         }
         Command::Up(args) => up::up(session, args).await.map(|()| ExitCode::SUCCESS),
-        Command::Down(args) => up::down(session, args).await.map(|()| ExitCode::SUCCESS),
-        Command::Image(args) => {
-            let _lock = session.exclusive("image").await?;
-            session.until_cancelled(release::image(session, args)).await.map(|()| ExitCode::SUCCESS)
-        }
-        Command::Deb(args) => {
-            let _lock = session.exclusive("image").await?;
-            session.until_cancelled(release::deb(session, args)).await.map(|()| ExitCode::SUCCESS)
-        }
-        Command::Release(args) => {
-            let _lock = session.exclusive("image").await?;
-            session.until_cancelled(release::release(session, args)).await.map(|()| ExitCode::SUCCESS)
-        }
+        Command::Down => up::down(session).await.map(|()| ExitCode::SUCCESS),
+        Command::Image(args) => exclusively(session, release::image(session, args)).await,
+        Command::Deb(args) => exclusively(session, release::deb(session, args)).await,
+        Command::Release(args) => exclusively(session, release::release(session, args)).await,
     }
 }
 
-/// Returns the lanes, the stories and the benchmarks, with one line each.
-fn list(session: &Session) -> String {
-    let lanes = "lanes (cargo harness test --lane LANE), and the parts of a lane (--only PART):";
-    let stories = "stories (cargo harness e2e STORY..., or --all):";
-    format!(
-        "{}\n{}\n{}",
-        listing::section(session, lanes, lanes::lines()),
-        listing::section(session, stories, e2e::lines()),
-        bench::list(session)
-    )
+/// Runs a command whose builds share a directory.
+async fn exclusively(
+    session: &Session,
+    work: impl Future<Output = anyhow::Result<()>>,
+) -> anyhow::Result<ExitCode> {
+    let _lock = session.exclusive("image").await?;
+    session.until_cancelled(work).await.map(|()| ExitCode::SUCCESS)
 }
 
 fn report_files(session: &Session, run: &str) -> anyhow::Result<ReportFiles> {
@@ -199,15 +191,6 @@ mod tests {
     use clap::CommandFactory;
 
     use super::Cli;
-    use crate::{e2e, lanes};
-
-    #[test]
-    fn lanes_and_stories_are_described() {
-        for line in lanes::lines().chain(e2e::lines()) {
-            let length = line.name.len() + line.about.len() + line.needs.len();
-            assert!(line.about.len() > 20 && length < 180 && !line.about.ends_with('.'), "{line:?}");
-        }
-    }
 
     #[test]
     fn the_command_line_is_consistent() {

@@ -57,8 +57,8 @@ impl From<ClusterProfile> for ProgramProfile {
 /// # Errors
 /// The programs do not compile.
 pub(crate) async fn guest_programs(session: &Session) -> Result<GuestPrograms> {
-    let profile = "--profile=guest-tests";
-    let args = ["build", profile, "--package", "testvm-guest", "--package", "volume-check", "--bins"];
+    let args =
+        ["build", "--profile=guest-tests", "--package=testvm-guest", "--package=volume-check", "--bins"];
     let built = programs(session, "build the guest's programs", &args).await?;
     Ok(GuestPrograms {
         init: built.program("guest-init")?,
@@ -73,9 +73,8 @@ pub(crate) async fn guest_programs(session: &Session) -> Result<GuestPrograms> {
 /// The driver does not compile.
 pub(crate) async fn driver_programs(session: &Session, profile: ProgramProfile) -> Result<DriverPrograms> {
     // One build for all, so that what they share is compiled once.
-    let packages = ["csi", "provisioner", "node-debug"];
-    let packages = packages.iter().flat_map(|package| ["--package", package]);
-    let args: Vec<&str> = ["build", profile.argument(), "--bins"].into_iter().chain(packages).collect();
+    let packages = ["--package=csi", "--package=provisioner", "--package=node-debug"];
+    let args = [["build", profile.argument(), "--bins"], packages].concat();
     let built = programs(session, "build the driver", &args).await?;
     Ok(DriverPrograms {
         csi: built.program("loopfs-csi")?,
@@ -91,8 +90,7 @@ pub(crate) async fn driver_programs(session: &Session, profile: ProgramProfile) 
 /// The tool does not compile.
 pub(crate) async fn loopfs_tool(session: &Session, profile: ProgramProfile) -> Result<PathBuf> {
     let args = ["build", profile.argument(), "--package", "loopfs-tool"];
-    let built = programs(session, "build the tool loopfs", &args).await?;
-    built.program("loopfs")
+    programs(session, "build the tool loopfs", &args).await?.program("loopfs")
 }
 
 /// Builds the tests of loopfs, its tool and csi that run in virtual machines, with the tool, which they run. One build for all, so that

@@ -85,12 +85,9 @@ impl Helm {
     /// Helm fails, or writes no archive.
     pub(crate) async fn package(&self, directory: &Path) -> Result<PathBuf> {
         self.helm(&["package"]).arg(&self.chart).arg("--destination").arg(directory).run().await?;
-        let mut entries = std::fs::read_dir(directory)
-            .with_context(|| format!("read {}", directory.display()))?
-            .collect::<std::io::Result<Vec<_>>>()?;
-        let archive = entries.pop().context("helm package wrote no archive")?;
-        anyhow::ensure!(entries.is_empty(), "helm package wrote more than one file");
-        Ok(archive.path())
+        let archive = directory.join(format!("loopfs-{}.tgz", env!("CARGO_PKG_VERSION")));
+        anyhow::ensure!(archive.exists(), "helm package did not write {}", archive.display());
+        Ok(archive)
     }
 
     /// Installs a release of the chart on the cluster of a kubeconfig, or upgrades it to these values.

@@ -27,21 +27,13 @@ pub(crate) fn record_time(session: &Session, kind: &str, name: &str, time: Durat
 
 /// Returns a title, and the lines below it with the times of the last runs on this machine.
 pub(crate) fn section(session: &Session, heading: &str, lines: impl IntoIterator<Item = Line>) -> String {
-    format(heading, lines, |line| session.progress.last_time(&title(line.kind, &line.name)))
-}
-
-fn format(
-    heading: &str,
-    lines: impl IntoIterator<Item = Line>,
-    last_time: impl Fn(&Line) -> Option<Duration>,
-) -> String {
     let mut text = format!("{heading}\n");
     for line in lines {
         _ = write!(text, "  {:<23} {}", line.name, line.about);
         if !line.needs.is_empty() {
             _ = write!(text, "; needs {}", line.needs);
         }
-        match last_time(&line) {
+        match session.progress.last_time(&title(line.kind, &line.name)) {
             Some(time) => _ = write!(text, "; took {}", seconds(time)),
             None if line.estimate.is_empty() => {}
             None => _ = write!(text, "; takes {}", line.estimate),
@@ -53,32 +45,4 @@ fn format(
 
 fn title(kind: &str, name: &str) -> String {
     format!("{kind} {name}")
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_known_time_replaces_the_estimate() {
-        let line = |name: &str, needs, estimate| Line {
-            kind: "bench",
-            name: name.to_owned(),
-            about: "measures".to_owned(),
-            needs,
-            estimate,
-        };
-        let lines = [line("io", "QEMU", "an hour"), line("rpc", "", "an hour"), line("loop", "", "")];
-        let text = format("benches:", lines, |line| (line.name == "io").then_some(Duration::from_secs(90)));
-        let lines: Vec<&str> = text.lines().collect();
-        assert_eq!(
-            lines,
-            [
-                "benches:",
-                "  io                      measures; needs QEMU; took 1 min 30 s",
-                "  rpc                     measures; takes an hour",
-                "  loop                    measures"
-            ]
-        );
-    }
 }

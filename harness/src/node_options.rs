@@ -4,7 +4,6 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 
 use anyhow::{Context, Result};
-use clap::ValueEnum;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use testvm::images::node::RootImage;
 use testvm_cluster::{
@@ -65,22 +64,22 @@ fn minor_parser() -> impl TypedValueParser<Value = KubernetesMinor> {
 pub(crate) struct NodeOptions {
     /// Run this kubelet. `patched` is built from the same module with the changes of vm-images/kubernetes/overlay:
     /// no second loop device for a block volume, and no programs to mount and unmount volumes.
-    #[arg(long, value_enum, default_value_t, value_name = "BUILD")]
-    kubelet: KubeletBuild,
+    #[arg(long, value_parser = one_of(KUBELETS), default_value = "stock", value_name = "BUILD")]
+    kubelet: Kubelet,
 
     /// Give the nodes this losetup. `drop-in` is the tool of loopfs, by a link in the first directory of the PATH.
-    #[arg(long, value_enum, value_name = "PROGRAM")]
+    #[arg(long, value_parser = one_of(LOSETUPS), value_name = "PROGRAM")]
     losetup: Option<Losetup>,
 
     /// Boot this root file system. `no-tools` lacks mount, umount, losetup and all other programs that a stock kubelet
     /// runs for volumes; it needs `--kubelet patched`.
-    #[arg(long, value_enum, default_value_t, value_name = "IMAGE")]
-    node_image: NodeImage,
+    #[arg(long, value_parser = one_of(IMAGES), default_value = "default", value_name = "IMAGE")]
+    node_image: RootImage,
 
     /// Put the kubelet's directory on this disk. `data-disk` is the disk of the volumes; the kubelet then measures
     /// emptyDirs of pods with a user namespace by project quotas.
-    #[arg(long, value_enum, default_value_t, value_name = "DISK")]
-    kubelet_root: KubeletDisk,
+    #[arg(long, value_parser = one_of(DISKS), default_value = "root-disk", value_name = "DISK")]
+    kubelet_root: KubeletRoot,
 
     /// Boot this kernel of vm-images/kernels/kernels.toml. In the kernel lane of `test`, it runs instead of all kernels,
     /// and in the lanes sanity and e2e and the part node instead of the default.
@@ -88,32 +87,32 @@ pub(crate) struct NodeOptions {
     kernel: Option<String>,
 }
 
-#[derive(Clone, Copy, Debug, Default, Eq, PartialEq, ValueEnum)]
-enum KubeletDisk {
-    #[default]
-    RootDisk,
-    DataDisk,
-}
-
-#[derive(Clone, Copy, Debug, Default, Eq, PartialEq, ValueEnum)]
-enum KubeletBuild {
-    #[default]
-    Stock,
-    Patched,
-}
-
 /// The losetup that a node finds first.
-#[derive(Clone, Copy, Debug, Eq, PartialEq, ValueEnum)]
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) enum Losetup {
     UtilLinux,
     DropIn,
 }
 
-#[derive(Clone, Copy, Debug, Default, Eq, PartialEq, ValueEnum)]
-enum NodeImage {
-    #[default]
-    Default,
-    NoTools,
+/// The values of an option, each with its name on the command line.
+type Values<T> = [(&'static str, T); 2];
+
+const KUBELETS: Values<Kubelet> = [("stock", Kubelet::Stock), ("patched", Kubelet::Patched)];
+const LOSETUPS: Values<Losetup> = [("util-linux", Losetup::UtilLinux), ("drop-in", Losetup::DropIn)];
+const IMAGES: Values<RootImage> = [("default", RootImage::Default), ("no-tools", RootImage::NoTools)];
+const DISKS: Values<KubeletRoot> =
+    [("root-disk", KubeletRoot::RootDisk), ("data-disk", KubeletRoot::DataDisk)];
+
+fn one_of<T: Copy + Send + Sync + 'static>(values: Values<T>) -> impl TypedValueParser<Value = T> {
+    let parser = PossibleValuesParser::new(values.map(|(name, _)| name));
+    parser.try_map(move |given| {
+        let value = values.into_iter().find(|(name, _)| *name == given);
+        value.map(|(_, value)| value).context("no such value")
+    })
+}
+
+fn name<T: PartialEq>(values: Values<T>, value: T) -> Option<String> {
+    values.into_iter().find(|(_, other)| *other == value).map(|(name, _)| name.to_owned())
 }
 
 impl NodeOptions {
@@ -124,13 +123,13 @@ impl NodeOptions {
 
     /// Returns the default nodes with the patched kubelet.
     pub(crate) fn with_patched_kubelet() -> NodeOptions {
-        NodeOptions { kubelet: KubeletBuild::Patched, ..NodeOptions::default() }
+        NodeOptions { kubelet: Kubelet::Patched, ..NodeOptions::default() }
     }
 
     /// Puts the kubelet's directory on the data disk.
     #[must_use]
     pub(crate) fn with_kubelet_on_data_disk(self) -> NodeOptions {
-        NodeOptions { kubelet_root: KubeletDisk::DataDisk, ..self }
+        NodeOptions { kubelet_root: KubeletRoot::DataDisk, ..self }
     }
 
     /// Boots the kernel of this name, if there is one.
@@ -150,9 +149,9 @@ impl NodeOptions {
     /// # Errors
     /// The message names both options and the remedy.
     pub(crate) fn check(&self) -> Result<()> {
-        if self.node_image == NodeImage::NoTools {
+        if self.node_image == RootImage::NoTools {
             anyhow::ensure!(
-                self.kubelet == KubeletBuild::Patched,
+                self.kubelet == Kubelet::Patched,
                 "--node-image no-tools with --kubelet stock: a stock kubelet runs mount, umount and losetup, which \
                  this image lacks; add --kubelet patched"
             );
@@ -167,18 +166,9 @@ impl NodeOptions {
     /// Returns the variant of the nodes, without the programs of loopfs.
     pub(crate) fn variant(&self) -> NodeVariant {
         NodeVariant {
-            kubelet: match self.kubelet {
-                KubeletBuild::Stock => Kubelet::Stock,
-                KubeletBuild::Patched => Kubelet::Patched,
-            },
-            root: match self.node_image {
-                NodeImage::Default => RootImage::Default,
-                NodeImage::NoTools => RootImage::NoTools,
-            },
-            kubelet_root: match self.kubelet_root {
-                KubeletDisk::RootDisk => KubeletRoot::RootDisk,
-                KubeletDisk::DataDisk => KubeletRoot::DataDisk,
-            },
+            kubelet: self.kubelet,
+            root: self.node_image,
+            kubelet_root: self.kubelet_root,
             kernel: self.kernel.clone(),
             runtime: ContainerRuntime::default(),
         }
@@ -196,27 +186,24 @@ impl NodeOptions {
 
     /// Returns `true` if the node has the programs that a stock kubelet starts for volumes.
     pub(crate) fn has_tools(&self) -> bool {
-        self.node_image == NodeImage::Default
+        self.node_image == RootImage::Default
     }
 
     /// Returns the kinds of nodes of the part node of the lane extended, each with a name that can be the name of a directory.
     pub(crate) fn combinations() -> [(&'static str, NodeOptions); 6] {
-        let nodes = |kubelet, losetup, node_image| NodeOptions {
-            kubelet,
-            losetup,
-            node_image,
-            ..NodeOptions::default()
+        let nodes = |kubelet, losetup| {
+            let losetup = Some(losetup);
+            NodeOptions { kubelet, losetup, ..NodeOptions::default() }
         };
-        let on_data_disk = NodeOptions { kubelet_root: KubeletDisk::DataDisk, ..NodeOptions::default() };
-        let (util_linux, drop_in) = (Some(Losetup::UtilLinux), Some(Losetup::DropIn));
-        let (stock, patched) = (KubeletBuild::Stock, KubeletBuild::Patched);
+        let without_tools =
+            NodeOptions { node_image: RootImage::NoTools, ..NodeOptions::with_patched_kubelet() };
         [
-            ("stock-util-linux", nodes(stock, util_linux, NodeImage::Default)),
-            ("stock-drop-in", nodes(stock, drop_in, NodeImage::Default)),
-            ("patched-util-linux", nodes(patched, util_linux, NodeImage::Default)),
-            ("patched-drop-in", nodes(patched, drop_in, NodeImage::Default)),
-            ("patched-no-tools", nodes(patched, None, NodeImage::NoTools)),
-            ("kubelet-root-data-disk", on_data_disk),
+            ("stock-util-linux", nodes(Kubelet::Stock, Losetup::UtilLinux)),
+            ("stock-drop-in", nodes(Kubelet::Stock, Losetup::DropIn)),
+            ("patched-util-linux", nodes(Kubelet::Patched, Losetup::UtilLinux)),
+            ("patched-drop-in", nodes(Kubelet::Patched, Losetup::DropIn)),
+            ("patched-no-tools", without_tools),
+            ("kubelet-root-data-disk", NodeOptions::default().with_kubelet_on_data_disk()),
         ]
     }
 
@@ -224,18 +211,17 @@ impl NodeOptions {
     pub(crate) fn words(&self) -> impl Iterator<Item = String> + use<> {
         let default = NodeOptions::default();
         let options = [
-            ("--kubelet", (self.kubelet != default.kubelet).then(|| name(self.kubelet))),
-            ("--losetup", self.losetup.map(name)),
-            ("--node-image", (self.node_image != default.node_image).then(|| name(self.node_image))),
-            ("--kubelet-root", (self.kubelet_root != default.kubelet_root).then(|| name(self.kubelet_root))),
+            ("--kubelet", name(KUBELETS, self.kubelet).filter(|_| self.kubelet != default.kubelet)),
+            ("--losetup", self.losetup.and_then(|losetup| name(LOSETUPS, losetup))),
+            ("--node-image", name(IMAGES, self.node_image).filter(|_| self.node_image != default.node_image)),
+            (
+                "--kubelet-root",
+                name(DISKS, self.kubelet_root).filter(|_| self.kubelet_root != default.kubelet_root),
+            ),
             ("--kernel", self.kernel.clone()),
         ];
         options.into_iter().filter_map(|(option, value)| Some([option.to_owned(), value?])).flatten()
     }
-}
-
-fn name(value: impl ValueEnum) -> String {
-    value.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default()
 }
 
 #[cfg(test)]

@@ -7,9 +7,6 @@ use testvm::session::{Project, Session, Workspace};
 
 const LOOPFS: Project = Project { name: "loopfs", command: "cargo harness" };
 
-/// The directory of the definitions of images.
-const DEFINITIONS: &str = "vm-images";
-
 /// Begins a session in this checkout.
 ///
 /// # Errors
@@ -27,7 +24,7 @@ pub(crate) fn workspace() -> Result<Workspace> {
     let manifest_dir = std::env::var_os("CARGO_MANIFEST_DIR")
         .map_or_else(|| PathBuf::from(env!("CARGO_MANIFEST_DIR")), PathBuf::from);
     let root = manifest_dir.parent().context("the harness crate has no parent directory")?;
-    let definitions = root.join(DEFINITIONS);
+    let definitions = root.join("vm-images");
     anyhow::ensure!(
         definitions.is_dir(),
         "{} is not a loopfs checkout (it has no vm-images directory); run from one by `cargo harness`",

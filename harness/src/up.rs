@@ -1,7 +1,5 @@
 //! `cargo harness up` and `down`: a cluster with the driver installed, for interactive use.
 
-use std::ffi::OsString;
-
 use anyhow::Result;
 use testvm::session::Session;
 use testvm_cluster::background::{self, Record};
@@ -21,9 +19,6 @@ pub struct UpArgs {
     nodes: NodeOptions,
 }
 
-#[derive(Clone, Debug, clap::Args)]
-pub struct DownArgs {}
-
 /// Starts a cluster with the driver installed and leaves it running.
 ///
 /// # Errors
@@ -41,10 +36,7 @@ pub async fn up(session: &Session, args: UpArgs) -> Result<()> {
         return Ok(());
     }
     args.nodes.check()?;
-    let mut again = vec![OsString::from("up")];
-    again.extend(args.nodes.words().map(OsString::from));
-    again.extend(args.kubernetes.words());
-    let text: String = background::run_again(session, again).await?;
+    let text: String = background::run_again(session, std::env::args_os().skip(1).collect()).await?;
     session.progress.finish();
     println!("{text}");
     Ok(())
@@ -54,7 +46,7 @@ pub async fn up(session: &Session, args: UpArgs) -> Result<()> {
 ///
 /// # Errors
 /// The cluster cannot be stopped.
-pub async fn down(session: &Session, _args: DownArgs) -> Result<()> {
+pub async fn down(session: &Session) -> Result<()> {
     let record = Record::read(&session.workspace)?;
     let Some(record) = record.as_ref().filter(|record| record.is_alive()) else {
         // A cluster that is not up yet has no record, and its directory is locked.
@@ -78,20 +70,18 @@ async fn serve(session: &Session, args: UpArgs) -> Result<()> {
     let dir = background::directory(&session.workspace);
     let logs = dir.join("logs");
     let spec = ClusterSpec { dir, logs, durability: Durability::Sync, profile: ClusterProfile::Default };
-    let parts = session
-        .until_cancelled(nodes::parts(
-            session,
-            &args.kubernetes.source(),
-            &args.nodes,
-            ClusterProfile::Default,
-            Additions::default(),
-        ))
-        .await?;
-    let cluster = session.until_cancelled(Cluster::start(session, spec, parts)).await?;
-    session.until_cancelled(node_debug::grant(session, cluster.client())).await?;
-    let step = session.progress.step("install the driver");
-    session.until_cancelled(e2e::install_driver(session, &cluster)).await?;
-    step.done("");
+    let started = async {
+        let kubernetes = args.kubernetes.source();
+        let additions = Additions::default();
+        let parts = nodes::parts(session, &kubernetes, &args.nodes, spec.profile, additions).await?;
+        let cluster = Cluster::start(session, spec, parts).await?;
+        node_debug::grant(session, cluster.client()).await?;
+        let step = session.progress.step("install the driver");
+        e2e::install_driver(session, &cluster).await?;
+        step.done("");
+        anyhow::Ok(cluster)
+    };
+    let cluster = session.until_cancelled(started).await?;
     let text = cluster.walkthrough();
     background::hand_over(&session.workspace, Some(&cluster), &text)?;
     cluster.serve_until_cancelled(session).await

@@ -162,18 +162,3 @@ fn large_build_directory_loses_unused_units() {
     assert!(!runs.build_dir().exists());
     assert_eq!(runs.compile_again(), packages(["library", "program"]));
 }
-
-/// Only a part of a unit was removed if the script was killed.
-#[test]
-fn units_without_fingerprint_are_compiled() {
-    let mut runs = Runs::new();
-    runs.compile();
-    let fingerprints = runs.build_dir().join("debug/.fingerprint");
-    for entry in fs::read_dir(&fingerprints).unwrap().map(|entry| entry.unwrap()) {
-        if entry.file_name().to_string_lossy().starts_with("library-") {
-            fs::remove_dir_all(entry.path()).unwrap();
-        }
-    }
-    assert_eq!(runs.compile_again(), packages(["library", "program"]));
-    assert_eq!(runs.print("program"), "one");
-}
