@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 use testvm::rust_build::{Built, programs};
 use testvm::session::Session;
 use testvm_cluster::ClusterProfile;
@@ -15,11 +15,12 @@ pub(crate) struct GuestPrograms {
     pub(crate) volume_check: PathBuf,
 }
 
-/// The two programs of the driver, and the service and the client with which an administrator looks for a fault.
+/// The two programs of the driver, the tool in its image, and the service and the client with which an administrator looks for a fault.
 #[derive(Clone, Debug)]
 pub(crate) struct DriverPrograms {
     pub(crate) csi: PathBuf,
     pub(crate) provisioner: PathBuf,
+    pub(crate) tool: PathBuf,
     pub(crate) node_debug: PathBuf,
     pub(crate) dbg: PathBuf,
 }
@@ -73,36 +74,28 @@ pub(crate) async fn guest_programs(session: &Session) -> Result<GuestPrograms> {
 /// The driver does not compile.
 pub(crate) async fn driver_programs(session: &Session, profile: ProgramProfile) -> Result<DriverPrograms> {
     // One build for all, so that what they share is compiled once.
-    let packages = ["--package=csi", "--package=provisioner", "--package=node-debug"];
-    let args = [["build", profile.argument(), "--bins"], packages].concat();
+    let packages =
+        ["--package=csi", "--package=provisioner", "--package=loopfs-tool", "--package=node-debug"];
+    let args = [&["build", profile.argument(), "--bins"], packages.as_slice()].concat();
     let built = programs(session, "build the driver", &args).await?;
     Ok(DriverPrograms {
         csi: built.program("loopfs-csi")?,
         provisioner: built.program("loopfs-provisioner")?,
+        tool: built.program("loopfs")?,
         node_debug: built.program("node-debug")?,
         dbg: built.program("dbg")?,
     })
 }
 
-/// Builds the command line tool of loopfs.
+/// Builds the tests of loopfs, its tool and csi that run in virtual machines, with the tool and the examples of loopfs, which they run.
+/// One build for all, so that what they share is compiled once.
 ///
 /// # Errors
-/// The tool does not compile.
-pub(crate) async fn loopfs_tool(session: &Session, profile: ProgramProfile) -> Result<PathBuf> {
-    let args = ["build", profile.argument(), "--package", "loopfs-tool"];
-    programs(session, "build the tool loopfs", &args).await?.program("loopfs")
-}
-
-/// Builds the tests of loopfs, its tool and csi that run in virtual machines, with the tool, which they run. One build for all, so that
-/// what they share is compiled once.
-///
-/// # Errors
-/// The tests do not compile.
+/// A test or an example does not compile.
 pub(crate) async fn guest_tests(session: &Session) -> Result<Built> {
     let args = [
-        "test",
+        "build",
         "--profile=guest-tests",
-        "--no-run",
         "--package=loopfs",
         "--package=loopfs-tool",
         "--package=csi",
@@ -111,15 +104,22 @@ pub(crate) async fn guest_tests(session: &Session) -> Result<Built> {
         "--test=engine",
         "--features=loopfs/__tests,loopfs-tool/__tests,csi/__tests,csi/engine-tests",
     ];
+    let examples = examples(session)?.into_iter().map(|name| format!("--example={name}"));
+    let args: Vec<String> = args.map(str::to_owned).into_iter().chain(examples).collect();
+    let args: Vec<&str> = args.iter().map(String::as_str).collect();
     programs(session, "build the tests for virtual machines", &args).await
 }
 
-/// Builds the example programs of loopfs as its kernel tests are built, so that both share the library.
+/// Returns the names of the example programs of loopfs.
 ///
 /// # Errors
-/// An example does not compile.
-pub(crate) async fn loopfs_examples(session: &Session) -> Result<Built> {
-    let profile = "--profile=guest-tests";
-    let args = ["build", profile, "--package", "loopfs", "--features", "__tests", "--examples"];
-    programs(session, "build the examples of loopfs", &args).await
+/// Their directory cannot be read.
+pub(crate) fn examples(session: &Session) -> Result<Vec<String>> {
+    let directory = session.workspace.root().join("loopfs/examples");
+    let entries = std::fs::read_dir(&directory).with_context(|| format!("read {}", directory.display()))?;
+    let names = entries.filter_map(|entry| {
+        let name = entry.ok()?.file_name();
+        Some(name.to_str()?.strip_suffix(".rs")?.to_owned())
+    });
+    Ok(names.collect())
 }

@@ -105,18 +105,17 @@ async fn plan(
     profile: ClusterProfile,
     tools: &[(String, PathBuf)],
 ) -> Result<NodePlan> {
-    let programs = async {
-        let guest = builds::guest_programs(session).await?;
-        let driver = builds::driver_programs(session, profile.into()).await?;
-        anyhow::Ok((guest, driver, builds::loopfs_tool(session, profile.into()).await?))
-    };
-    let ((guest, driver, tool), busybox) = tokio::try_join!(programs, shell::busybox(session))?;
+    let (guest, driver, busybox) = tokio::try_join!(
+        builds::guest_programs(session),
+        builds::driver_programs(session, profile.into()),
+        shell::busybox(session)
+    )?;
     let mut tools = tools.to_vec();
     let mut links = Vec::new();
     if options.losetup() == Losetup::DropIn {
         links.push(Link { path: LOSETUP_LINK.to_owned(), target: format!("{TOOLS_DIR}/{LOOPFS_TOOL}") });
     }
-    tools.push((LOOPFS_TOOL.to_owned(), tool.clone()));
+    tools.push((LOOPFS_TOOL.to_owned(), driver.tool.clone()));
     let mut services = Vec::new();
     if profile != ClusterProfile::Benchmark {
         tools.extend([
@@ -126,24 +125,19 @@ async fn plan(
         services.push(node_debug());
     }
     let (init, pause) = (guest.init.clone(), guest.pause.clone());
-    let images = images(guest, driver, tool, busybox);
+    let images = images(guest, driver, busybox);
     let data_mount = DataMount { mount_point: DATA_DIR.to_owned(), options: DATA_OPTIONS.to_owned() };
     Ok(NodePlan { init, pause, images, archives: Vec::new(), data_mount, tools, services, links })
 }
 
 /// Returns the images that test pods and the manifests name.
-pub(crate) fn images(
-    guest: GuestPrograms,
-    driver: DriverPrograms,
-    tool: PathBuf,
-    busybox: PathBuf,
-) -> Vec<ContainerImage> {
+pub(crate) fn images(guest: GuestPrograms, driver: DriverPrograms, busybox: PathBuf) -> Vec<ContainerImage> {
     vec![
         ContainerImage {
             archive: "volume-check.tar",
             reference: VOLUME_CHECK,
             // With the tool, a pod can change project ids, as the owner of a directory can.
-            files: vec![("/volume-check", guest.volume_check), ("/loopfs", tool.clone())],
+            files: vec![("/volume-check", guest.volume_check), ("/loopfs", driver.tool.clone())],
         },
         // The documents run `df` in pods without a shell, as any image of a distribution allows.
         ContainerImage {
@@ -151,16 +145,16 @@ pub(crate) fn images(
             reference: SHELL,
             files: vec![("/bin/sh", busybox.clone()), ("/bin/df", busybox)],
         },
-        driver_image(driver, tool),
+        driver_image(driver),
     ]
 }
 
 /// Returns the image of the driver, as the manifests name it.
-pub(crate) fn driver_image(driver: DriverPrograms, tool: PathBuf) -> ContainerImage {
+pub(crate) fn driver_image(driver: DriverPrograms) -> ContainerImage {
     ContainerImage {
         archive: "loopfs.tar",
         reference: DRIVER,
-        files: driver_files(driver.csi, driver.provisioner, tool),
+        files: driver_files(driver.csi, driver.provisioner, driver.tool),
     }
 }
 

@@ -84,7 +84,7 @@ pub(super) fn requirements(_: &Args) -> Vec<Requirement> {
 /// base image, which are not counted.
 async fn image_sizes(session: &Session, tools: &[(String, PathBuf)]) -> Result<Samples> {
     let driver = builds::driver_programs(session, ProgramProfile::Release).await?;
-    let image = nodes::driver_image(driver, builds::loopfs_tool(session, ProgramProfile::Release).await?);
+    let image = nodes::driver_image(driver);
     let mut samples = Samples::default();
     samples.add("image_bytes", 1, "B", size_of_all(image.files.iter().map(|(_, file)| file))?);
     samples.add("peer_image_bytes", 1, "B", size_of_all(tools.iter().map(|(_, file)| file))?);

@@ -220,20 +220,19 @@ fn added_since<'a>(before: &str, now: &'a str) -> Vec<&'a str> {
 
 /// Returns the contents of the machine. With the documents, they have the Debian package too.
 async fn plan(session: &Session, documents: bool) -> Result<KindPlan> {
-    let programs = async {
-        let guest = builds::guest_programs(session).await?;
-        let driver = builds::driver_programs(session, ProgramProfile::Test).await?;
-        anyhow::Ok((guest, driver, builds::loopfs_tool(session, ProgramProfile::Test).await?))
-    };
-    let ((guest, driver, tool), busybox) = tokio::try_join!(programs, shell::busybox(session))?;
+    let (guest, driver, busybox) = tokio::try_join!(
+        builds::guest_programs(session),
+        builds::driver_programs(session, ProgramProfile::Test),
+        shell::busybox(session)
+    )?;
     let (init, pause) = (guest.init.clone(), guest.pause.clone());
     let mut files = checked_out(session.workspace.root())?;
-    files.push((console::TOOL.to_owned(), tool.clone()));
+    files.push((console::TOOL.to_owned(), driver.tool.clone()));
     if documents {
-        let programs = [driver.csi.clone(), driver.provisioner.clone(), tool.clone()];
+        let programs = [driver.csi.clone(), driver.provisioner.clone(), driver.tool.clone()];
         files.push(package(session, &programs).await?);
     }
-    let images: Vec<ContainerImage> = nodes::images(guest, driver, tool, busybox);
+    let images: Vec<ContainerImage> = nodes::images(guest, driver, busybox);
     Ok(KindPlan { init, pause, images, files })
 }
 

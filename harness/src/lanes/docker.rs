@@ -64,7 +64,7 @@ async fn prepare_and_run(session: &Session, only: &[String]) -> Result<Report> {
     packages::ensure(session, packages::VIRTUAL_MACHINE).await?;
     let tests = builds::guest_tests(session).await?.test("csi", TEST)?;
     let driver = builds::driver_programs(session, ProgramProfile::Test).await?;
-    let image = nodes::driver_image(driver, builds::loopfs_tool(session, ProgramProfile::Test).await?);
+    let image = nodes::driver_image(driver);
     let init = builds::guest_programs(session).await?.init;
     let kernel = Kernel::prepare(session, None).await?;
     let root = Description::read(session)?.machine_root(session, &kernel).await?;

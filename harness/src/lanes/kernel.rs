@@ -95,9 +95,9 @@ async fn prepare_and_run(session: &Session, kernels: Kernels<'_>, only: &[String
         Kernels::OfTheCommit if !only.is_empty() => shares(&names, &default, None),
         Kernels::OfTheCommit => shares(&names, &default, Some(commit(session).await)),
     };
-    packages::ensure(session, packages::VIRTUAL_MACHINE).await?;
     let directory = tempfile::tempdir().context("make a directory")?;
-    let programs = Programs::build(session, directory.path()).await?;
+    let programs = Programs::build(session, directory.path());
+    let (programs, ()) = tokio::try_join!(programs, packages::ensure(session, packages::VIRTUAL_MACHINE))?;
     let tested = futures::stream::iter(&shares).map(async |(name, share)| {
         let _processor = session.processor().await;
         let started = Instant::now();
@@ -183,10 +183,9 @@ impl Programs {
         }
         let power_cut = tests.test("loopfs", power_cut::TEST)?;
         files.push(file(TOOL_PATH.to_owned(), tests.program(TOOL)?));
-        let examples = builds::loopfs_examples(session).await?;
-        files.extend(
-            examples.programs().map(|(name, host)| file(format!("{EXAMPLES}/{name}"), host.to_owned())),
-        );
+        for name in builds::examples(session)? {
+            files.push(file(format!("{EXAMPLES}/{name}"), tests.program(&name)?));
+        }
         // Each program brings the C library of the same suite.
         let mut debian = BTreeMap::new();
         for program in DEBIAN_PROGRAMS {

@@ -66,7 +66,7 @@ async fn run_once(session: &Session, args: &TestArgs, skips: &Skips) -> Result<R
     let (mut of_ci, named): (Vec<&Lane>, Vec<&Lane>) =
         args.selected()?.into_iter().partition(|lane| lane.runs_in_ci);
     // The longest lane compiles first.
-    of_ci.sort_by_key(|lane| !lane.on_cluster);
+    of_ci.reverse();
     let args = &args.of_lanes;
     // A text of --only that is the name of a part selects all its tests.
     let is_part = |text: &String| named.iter().any(|lane| lane.part == Some(text));

@@ -139,13 +139,6 @@ impl Built {
         let path = self.0.iter().find(is_it).and_then(|artifact| artifact.executable.clone());
         path.with_context(|| format!("cargo built no tests called {name} of {package}"))
     }
-
-    /// Returns the name and the path of each program.
-    pub fn programs(&self) -> impl Iterator<Item = (&str, &Path)> {
-        self.0
-            .iter()
-            .filter_map(|artifact| Some((artifact.target.name.as_str(), artifact.executable.as_deref()?)))
-    }
 }
 
 #[derive(Deserialize)]
@@ -261,7 +254,6 @@ mod tests {
         let built = Built(artifacts(messages));
         assert_eq!(built.program("kernel").unwrap(), PathBuf::from("/t/kernel-1"));
         assert!(built.program("library").is_err());
-        assert_eq!(built.programs().count(), 2);
         for (package, path) in [("disk", Some("/t/kernel-1")), ("tool", Some("/t/kernel-2")), ("a", None)] {
             assert_eq!(built.test(package, "kernel").ok(), path.map(PathBuf::from), "{package}");
         }
