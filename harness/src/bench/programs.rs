@@ -7,9 +7,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use testvm::cargo_tool::{CargoExample, CargoTool};
 use testvm::images::debian_program::{DebianProgram, FIO, LOSETUP};
-use testvm::packages::{self, LIBCLANG};
 use testvm::process::{Program, tail};
 use testvm::rust_build;
 use testvm::session::Session;
@@ -259,16 +257,11 @@ const WORKLOADS: [(&str, &str); 4] = [
     ("write_1m", "sequential writes of 1 MiB"),
 ];
 
-/// The example of the crate that serves a file as a ublk device.
-const UBLK_LOOP: CargoExample =
-    CargoExample { name: "loop", of: CargoTool { name: "libublk", version: "0.4.8" } };
-
 fn kernels(args: &Args) -> impl Iterator<Item = (&'static str, &'static str, &'static str)> {
     KERNELS.into_iter().filter(|(kernel, ..)| args.kernel.as_deref().is_none_or(|only| only == *kernel))
 }
 
-/// `bench io`: reads and writes of a Block volume, compared with its file, with the device that losetup(8) attaches by default, and
-/// with a ublk device.
+/// `bench io`: reads and writes of a Block volume, compared with its file and with the device that losetup(8) attaches by default.
 ///
 /// The disk of the virtual machine is a file of the host, mostly in its page cache. The ratios are those of the processor time that
 /// each layer costs, which a fast disk shows and a slow one hides.
@@ -279,9 +272,7 @@ pub(super) async fn io(session: &Session, args: &Args) -> Result<Vec<Environment
         "--kernel: the benchmark io compares {known}; give one of them, or none"
     );
     let program = Measuring::build(session, args, "loopfs", "loop").await?;
-    packages::ensure(session, &[LIBCLANG]).await?;
-    let ublk_loop = session.until_cancelled(UBLK_LOOP.prepare(session)).await?;
-    let mut beside = vec![("/usr/bin/ublk-loop".to_owned(), ublk_loop)];
+    let mut beside = Vec::new();
     add(session, &mut beside, &[&FIO, &LOSETUP]).await?;
     let mut parts = Vec::new();
     for (kernel, suffix, _) in kernels(args) {
@@ -298,8 +289,7 @@ pub(super) async fn io(session: &Session, args: &Args) -> Result<Vec<Environment
 
 pub(super) fn io_plots() -> Vec<Plot> {
     let plot = |(workload, what): (&str, &str), (_, suffix, release): (_, &str, &str)| {
-        let names =
-            ["volume", "file", "losetup", "ublk"].map(|target| format!("{workload}_{target}_{suffix}"));
+        let names = ["volume", "file", "losetup"].map(|target| format!("{workload}_{target}_{suffix}"));
         Plot::new(format!("Linux {release}: {what}, each"), "requests in flight", names)
     };
     WORKLOADS.iter().flat_map(|workload| KERNELS.map(|kernel| plot(*workload, kernel))).collect()

@@ -55,9 +55,6 @@ const DEBIAN_KEYS: Tool = tool("/usr/share/keyrings/debian-archive-keyring.gpg",
 /// owners needs no root.
 const NEWUIDMAP: Tool = tool("newuidmap", "uidmap");
 
-/// A library that parses headers of C, for programs that generate bindings. Its file is named after the version.
-pub const LIBCLANG: Tool = tool("/usr/share/doc/libclang1/copyright", "libclang1");
-
 /// The tools that build and boot images.
 pub const VIRTUAL_MACHINE: &[Tool] = &[MMDEBSTRAP, DEBIAN_KEYS, MKFS_XFS, MKFS_EXT4, XZ, SETPRIV];
 

@@ -176,11 +176,6 @@ async fn run(cargo: Program, root: &Path, step: &Step, args: &[&str]) -> Result<
     Ok(Built::parse(&finished.stdout))
 }
 
-/// Returns a command of cargo that builds static programs for this machine.
-pub(crate) async fn static_program(workspace: &Path, command: &str) -> Result<Program> {
-    linked_statically(program(workspace), workspace, command).await
-}
-
 async fn linked_statically(cargo: Program, root: &Path, command: &str) -> Result<Program> {
     // With an explicit target, cargo does not pass the flags to build scripts and procedural macros.
     let target = host_triple(root).await?;

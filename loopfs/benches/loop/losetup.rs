@@ -13,8 +13,8 @@ use crate::population::Population;
 use crate::samples::Series;
 use crate::{Result, Size, machine, stop};
 
-/// The programs, and their paths in a guest.
-const UTIL_LINUX: (&str, &str) = ("LOOPFS_BENCH_UTIL_LINUX", "/usr/sbin/losetup");
+pub(crate) const UTIL_LINUX: &str = "/usr/sbin/losetup";
+/// The variable with the path of this project's program, and its path in a guest.
 const DROP_IN: (&str, &str) = ("LOOPFS_BENCH_DROP_IN", "/tests/programs/losetup");
 /// The file with the remembered attachments. It can be deleted at any time.
 const REMEMBERED: &str = "/run/loopfs/attachments";
@@ -35,15 +35,14 @@ pub(crate) fn run(directory: &Path, size: Size) -> Result<()> {
         Size::Full => (&[10, 1000, 4000], 50),
         Size::Quick => (&[10, 200], 10),
     };
-    let [util_linux, drop_in] = [UTIL_LINUX, DROP_IN]
-        .map(|(variable, path)| std::env::var_os(variable).map_or_else(|| path.into(), PathBuf::from));
+    let drop_in = PathBuf::from(std::env::var_os(DROP_IN.0).unwrap_or_else(|| DROP_IN.1.into()));
     for count in counts {
         eprintln!("{count} devices");
         let mut population = Population::new(directory)?;
         population.resize(*count)?;
         population.close_files();
         let file = population.path("1.img");
-        let programs = Programs { util_linux: &util_linux, drop_in: &drop_in, file: &file };
+        let programs = Programs { drop_in: &drop_in, file: &file };
         let mut series = Series::new(&MEASUREMENTS, *count);
         for _ in 0..runs {
             stop::check()?;
@@ -55,7 +54,6 @@ pub(crate) fn run(directory: &Path, size: Size) -> Result<()> {
 }
 
 struct Programs<'a> {
-    util_linux: &'a Path,
     drop_in: &'a Path,
     file: &'a Path,
 }
@@ -64,7 +62,7 @@ impl Programs<'_> {
     /// Measures each state once. The programs alternate, so that other load on the machine affects both alike.
     fn measure(&self, series: &mut Series) -> Result<()> {
         series.time("losetup_start", || output(Command::new(self.drop_in).arg("--version")))?;
-        let found = series.time("losetup_j_util_linux", || self.find(self.util_linux))?;
+        let found = series.time("losetup_j_util_linux", || self.find(Path::new(UTIL_LINUX)))?;
         if found.is_empty() {
             return Err("losetup of util-linux did not find the device".into());
         }
