@@ -9,7 +9,6 @@ use std::process::Command;
 use std::time::Instant;
 
 use loopfs::baseline;
-use loopfs::loop_device::Discard;
 use nix::errno::Errno;
 use nix::fcntl::OFlag;
 
@@ -73,10 +72,9 @@ pub(crate) fn run(directory: &Path, size: Size) -> Result<()> {
 }
 
 /// The measurements with one number of devices attached. In the last two, 8 MiB are written without fsync(2) before the detach.
-const MEASUREMENTS: [&str; 12] = [
+const MEASUREMENTS: [&str; 11] = [
     "floor_attach",
     "attach_pool",
-    "attach_thick",
     "attach_get_free",
     "losetup_attach",
     "find_device",
@@ -92,7 +90,6 @@ const MEASUREMENTS: [&str; 12] = [
 struct Scene {
     configuration: baseline::Configuration,
     image: File,
-    thick_image: File,
     large_image: File,
     port_configuration: baseline::Configuration,
     has_losetup: bool,
@@ -111,8 +108,6 @@ impl Scene {
         population.image(LOSETUP_IMAGE)?.sync_all()?;
         let image = population.image("library.img")?;
         image.sync_all()?;
-        let thick_image = population.image("thick.img")?;
-        thick_image.sync_all()?;
         let large_image = population.image(LARGE_IMAGE)?;
         // With all its blocks, so that each run writes to the same ones.
         std::fs::write(population.path(LARGE_IMAGE), vec![0; LARGE])?;
@@ -125,7 +120,6 @@ impl Scene {
             configuration: baseline::Configuration::new(floor_image.as_fd(), LABEL),
             port_configuration: baseline::Configuration::new(port_image.as_fd(), LABEL),
             image,
-            thick_image,
             large_image,
             has_losetup,
             _configured: [floor_image, port_image],
@@ -139,11 +133,9 @@ impl Scene {
         runs: usize,
         others_every: Option<usize>,
     ) -> Result<()> {
-        let thick = options().discard(Discard::Disabled);
-        let attach_thick_image = || population.control.attach(self.thick_image.as_fd(), &thick);
-        // A warm-up run puts a device for thin images and one for thick ones into the pool, and fills the caches.
-        let warm = [population.control.attach(self.image.as_fd(), &options())?, attach_thick_image()?];
-        warm.into_iter().try_for_each(|device| population.control.detach(device).map(drop))?;
+        // A warm-up run puts a device into the pool, and fills the caches.
+        let warm = population.control.attach(self.image.as_fd(), &options())?;
+        population.control.detach(warm)?;
         population.control.find(self.image.as_fd())?;
 
         for run in 0..runs {
@@ -163,8 +155,6 @@ impl Scene {
                 let device = ours(series)?;
                 (bare(series)?, device)
             };
-            // Detached last, so that it is not idle when the methods of others are measured.
-            let thick_device = series.time("attach_thick", attach_thick_image)?;
             let found = series.time("find_device", || population.control.find(self.image.as_fd()))?;
             if found.len() != 1 || found[0].binding() != device.binding() {
                 return Err("the device of the file was not found".into());
@@ -185,7 +175,6 @@ impl Scene {
                 ours(series)?;
                 bare(series)?;
             }
-            population.control.detach(thick_device)?;
         }
         Ok(())
     }

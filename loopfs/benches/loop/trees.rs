@@ -1,11 +1,10 @@
-//! Clones of directory trees, compared with copies that read and write, and with cp(1) if it is installed.
+//! Clones of directory trees, compared with copies that read and write.
 
 use std::fs::{self, File, FileTimes};
 use std::io::{Read, Write};
 use std::os::fd::AsFd;
 use std::os::unix::fs::{MetadataExt, fchown};
 use std::path::{Path, PathBuf};
-use std::process::Command;
 
 use loopfs::project_tree::clone_tree;
 use nix::unistd::syncfs;
@@ -40,9 +39,7 @@ fn measure(directory: &Path, files: usize) -> Result<()> {
     plant(&source, files)?;
     let mut clone = Samples::per("us/inode", "clone_tree", files);
     let mut copy = Samples::per("us/inode", "read_and_write", files);
-    let mut cp = Samples::per("us/inode", "cp_reflink", files);
     let inodes = files + files.div_ceil(FILES_OF_A_DIRECTORY) + 1;
-    let has_cp = Command::new("cp").arg("--version").output().is_ok_and(|output| output.status.success());
     // Run 0 fills the caches and does not count.
     for run in 0..=RUNS {
         stop::check()?;
@@ -55,19 +52,9 @@ fn measure(directory: &Path, files: usize) -> Result<()> {
         }
         let target = empty(directory)?;
         copy.share(run > 0, inodes, || copy_tree(&source, &target))?;
-        if has_cp {
-            let target = empty(directory)?;
-            let mut program = Command::new("cp");
-            program.args(["-a", "--reflink=always", "-T"]).args([&source, &target]);
-            let status = cp.share(run > 0, inodes, || program.status())?;
-            if !status.success() {
-                return Err(format!("cp: {status}").into());
-            }
-        }
     }
-    for samples in [clone, copy, cp] {
-        samples.print();
-    }
+    clone.print();
+    copy.print();
     Ok(fs::remove_dir_all(source)?)
 }
 
