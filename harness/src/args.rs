@@ -32,7 +32,7 @@ Examples:
   cargo harness e2e                   claims on a real Kubernetes node: mounted, read-only, block, resized
   cargo harness e2e --all             the same, and all other stories that need no programs of other projects
   cargo harness e2e --keep            claims on a node as above, and leaves the cluster up to look around in
-  cargo harness bench --quick         short runs of all benchmarks, and one report in target/bench/report.html
+  cargo harness bench --quick         short runs of all benchmarks, and one report in target/bench/report.txt
   cargo harness fetch --update        the newest kernels and packages of Debian; other commands stay with what was fetched
   cargo harness up                    a cluster to play with; `cargo harness down` removes it
   cargo harness image                 the driver's image for amd64 and arm64, as an archive for a registry

@@ -1,6 +1,5 @@
 //! Measures the node's calls of CSI through the socket of the driver's program, with few volumes on the node and with many. Run
-//! by `cargo harness bench rpc`, which makes a table and a plot of what this prints: one JSON object in a line, the machine
-//! first.
+//! by `cargo harness bench rpc`, which makes a table of what this prints: one JSON object in a line, the machine first.
 //!
 //! ```console
 //! # cargo bench -p csi --features bench --bench rpc -- /mnt/xfs-with-prjquota target/release/loopfs-csi

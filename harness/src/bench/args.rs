@@ -32,10 +32,6 @@ pub struct Args {
     /// The kernel of vm-images/kernels/kernels.toml for measurements in a virtual machine.
     #[arg(long, value_name = "NAME")]
     pub(super) kernel: Option<String>,
-    /// The directory of the backing files, whose file system affects the measurements. The default is in
-    /// cargo's target directory.
-    #[arg(long, value_name = "DIR")]
-    pub(super) dir: Option<PathBuf>,
     /// Only for node and scale: measure this part of the benchmark alone.
     #[arg(long, value_enum, value_name = "PART")]
     pub(super) part: Option<Part>,

@@ -15,17 +15,17 @@ use std::time::Duration;
 
 use anyhow::Result;
 use testvm::session::Session;
-use testvm_cluster::ControlPlane;
+use testvm_cluster::{ClusterProfile, ControlPlane};
 
 use super::args::Args;
 use super::audit_log::AuditLog;
 use super::measurement::{Environment, Samples, milliseconds};
 use super::metrics;
 use super::peer::{self, HostPeer, HostSidecar, Limits};
-use super::process::{self, NODE};
+use super::process::{self, IN_MEMORY, NODE};
 use super::threshold::{self, Requirement};
 use super::turns::{Contender, OURS, PEER, take_turns};
-use crate::fake_nodes::LiveTests;
+use crate::fake_nodes::{self, LiveTests};
 
 /// The timeout for one claim and the start of a contender.
 const WARM_UP_TIMEOUT: Duration = Duration::from_secs(120);
@@ -34,37 +34,36 @@ const BIND_TIMEOUT: Duration = Duration::from_secs(300);
 
 pub(super) async fn run(session: &Session, args: &Args) -> Result<Environment> {
     let (claims, rounds) = args.size((500, 5), (50, 3));
-    let measured = async {
-        let peer = HostPeer::build(session).await?;
-        let measure = async |tests: &LiveTests, control_plane: &ControlPlane, logs: &Path| {
-            peer::create_objects(control_plane.client()).await?;
-            let title = format!("measure {claims} concurrent claims, with each contender in turn");
-            let step = session.progress.step(title);
-            let bench = Bench { tests, peer: &peer, control_plane, logs, claims };
-            let mut samples = Samples::default();
-            // Round 0 fills the caches of the control plane. It is not measured, because the contender that begins would be slower.
-            take_turns(0..=rounds, &[("ours", OURS), ("the peer", PEER)], &step, async |contender, round| {
-                bench.turn(contender, round, (round > 0).then_some(&mut samples)).await
-            })
-            .await?;
-            step.done("");
-            Ok(samples)
-        };
-        Box::pin(process::beside_control_plane(session, "burst", measure)).await
+    let peer = HostPeer::build(session).await?;
+    let program = fake_nodes::build_live_tests(session, ClusterProfile::Benchmark).await?;
+    let logs = session.workspace.reports("bench").join("burst");
+    let measure = async |control_plane: &ControlPlane, kubeconfigs: &Path| {
+        peer::create_objects(control_plane.client()).await?;
+        let title = format!("measure {claims} concurrent claims, with each contender in turn");
+        let step = session.progress.step(title);
+        let tests = LiveTests::new(program, control_plane, kubeconfigs);
+        let bench = Bench { tests, peer: &peer, control_plane, logs: &logs, claims };
+        let mut samples = Samples::default();
+        // Round 0 fills the caches of the control plane. It is not measured, because the contender that begins would be slower.
+        take_turns(0..=rounds, &[("ours", OURS), ("the peer", PEER)], &step, async |contender, round| {
+            bench.turn(contender, round, (round > 0).then_some(&mut samples)).await
+        })
+        .await?;
+        step.done("");
+        Ok(samples)
     };
-    let mut part = session.until_cancelled(measured).await?;
-    part.place = format!("{}; peer: {} without rate limits", part.place, peer::provisioner());
-    Ok(part)
+    let place = format!("{IN_MEMORY}; peer: {} without rate limits", peer::provisioner());
+    process::beside_control_plane(session, &logs, &place, measure).await
 }
 
-pub(super) fn requirements(_: &Args) -> Vec<Requirement> {
+pub(super) fn requirements() -> Vec<Requirement> {
     let text = "{n} concurrent claims until all PersistentVolumes exist: 3 times the claims per second of external-provisioner \
                 without rate limits";
     vec![threshold::at_least(text, "claims_per_second", 3.0, "peer_claims_per_second")]
 }
 
 struct Bench<'a> {
-    tests: &'a LiveTests,
+    tests: LiveTests,
     peer: &'a HostPeer,
     control_plane: &'a ControlPlane,
     logs: &'a Path,
@@ -75,7 +74,7 @@ impl Bench<'_> {
     /// Starts a contender, has it provision a batch, removes the batch and stops the contender.
     async fn turn(&self, contender: Contender, round: u64, samples: Option<&mut Samples>) -> Result<()> {
         if contender == OURS {
-            let mut process = process::start_provisioner(self.tests, self.logs)?;
+            let mut process = process::start_provisioner(&self.tests, self.logs)?;
             let measured = self.provision(contender, process.id(), round, samples);
             process.during(Box::pin(measured)).await?;
             return process.stop(process::STOP_GRACE).await;

@@ -3,6 +3,7 @@
 //! The same is measured with volumes in memory and without an emulated processor. There are no files in them, so only the work of the
 //! provisioner and the control plane for each object remains.
 
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
@@ -10,14 +11,16 @@ use k8s_openapi::api::storage::v1::StorageClass;
 use kube::{Api, Client};
 use testvm::progress::Step;
 use testvm::session::Session;
-use testvm_cluster::{Cluster, Node, objects};
+use testvm_cluster::{Cluster, ClusterProfile, ControlPlane, Node, objects};
 
 use super::args::Args;
 use super::batch::{Batch, DeletionTimes};
-use super::cluster::{self, CLASS, SharedCluster};
+use super::cluster::{self, CLASS};
 use super::measurement::{Environment, Samples, milliseconds};
-use super::process;
+use super::process::{self, IN_MEMORY, NODE};
 use super::threshold::{Requirement, at_most, no_more};
+use crate::fake_nodes::{self, LiveTests};
+use crate::node_options::NodeOptions;
 use crate::nodes::DATA_DIR;
 
 /// Like the StorageClass of the manifests, but with many inodes for little space.
@@ -47,11 +50,7 @@ struct Setup<'a> {
     idle: u64,
 }
 
-pub(super) async fn run(
-    session: &Session,
-    args: &Args,
-    shared: &mut SharedCluster,
-) -> Result<Vec<Environment>> {
+pub(super) async fn run(session: &Session, args: &Args) -> Result<Vec<Environment>> {
     let (volumes, files_each, idle) = args.size((500, 2000, 200), (50, 500, 30));
     let measure = async |client: &Client, node: &str, disk: Option<&Node>| {
         let what = if disk.is_some() { "volumes with files" } else { "volumes in memory" };
@@ -60,17 +59,24 @@ pub(super) async fn run(
         step.done("");
         Ok(samples)
     };
-    let on_disk = shared.measured(session, args, "deletion", &[], async |cluster: &Cluster, node: &Node| {
-        measure(cluster.client(), node.name(), Some(node)).await
-    });
-    let on_disk = session.until_cancelled(on_disk).await?;
-    let in_memory = process::measured_in_memory(session, "deletion-in-memory", async |client, node| {
-        measure(client, node, None).await
-    });
-    Ok(vec![on_disk, session.until_cancelled(in_memory).await?])
+    let options = NodeOptions::default();
+    let on_disk =
+        async |cluster: &Cluster, node: &Node| measure(cluster.client(), node.name(), Some(node)).await;
+    let on_disk = cluster::measured(session, args, "deletion", options, &[], on_disk).await?;
+    let program = fake_nodes::build_live_tests(session, ClusterProfile::Benchmark).await?;
+    let logs = session.workspace.reports("bench").join("deletion-in-memory");
+    let in_memory = async |control_plane: &ControlPlane, kubeconfigs: &Path| {
+        let tests = LiveTests::new(program, control_plane, kubeconfigs);
+        let mut provisioner = process::start_provisioner(&tests, &logs)?;
+        let samples = provisioner.during(measure(control_plane.client(), NODE, None)).await?;
+        provisioner.stop(process::STOP_GRACE).await?;
+        Ok(samples)
+    };
+    let in_memory = Box::pin(process::beside_control_plane(session, &logs, IN_MEMORY, in_memory)).await?;
+    Ok(vec![on_disk, in_memory])
 }
 
-pub(super) fn requirements(_: &Args) -> Vec<Requirement> {
+pub(super) fn requirements() -> Vec<Requirement> {
     let slowest = "p99 time to provision a volume during bulk deletion: at most twice the p99 when idle";
     let objects = "time until the PersistentVolumes of all deleted claims are deleted: at most a minute";
     let space = "time until the PersistentVolumes are deleted: at most a fifth of the time until the space of their files is free";
@@ -212,18 +218,18 @@ mod tests {
         let rows = |provisioned: &[(Duration, f64)], freed| {
             let mut samples = Samples::default();
             add_deletion(&mut samples, 7, provisioned, seconds(5), &deletions, freed);
-            samples.rows().into_iter().map(|row| (row.name, row.median, row.runs)).collect::<Vec<_>>()
+            samples.0.into_iter().map(|row| (row.median(), row.samples.len(), row.name)).collect::<Vec<_>>()
         };
         let expected = [
-            ("provision_beside_deletion", 20.0, 3),
-            ("provision_while_objects_go", 20.0, 2),
-            ("provision_while_space_is_freed", 15.0, 1),
-            ("claims_gone", 4.0, 1),
-            ("objects_gone", 5.0, 1),
-            ("object_gone_after_claim", 1000.0, 2),
-            ("space_freed", 60.0, 1),
+            (20.0, 3, "provision_beside_deletion"),
+            (20.0, 2, "provision_while_objects_go"),
+            (15.0, 1, "provision_while_space_is_freed"),
+            (4.0, 1, "claims_gone"),
+            (5.0, 1, "objects_gone"),
+            (1000.0, 2, "object_gone_after_claim"),
+            (60.0, 1, "space_freed"),
         ];
-        let expected = expected.map(|(name, median, runs)| (name.to_owned(), median, runs));
+        let expected = expected.map(|(median, runs, name)| (median, runs, name.to_owned()));
         assert_eq!(rows(&provisioned, Some(60.0)), expected);
         // Volumes in memory have no space to free.
         assert_eq!(rows(&provisioned[..2], None).len(), 5);

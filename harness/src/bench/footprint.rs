@@ -17,13 +17,14 @@ use testvm_cluster::{Cluster, KUBELET_ROOT, Node, TOOLS_DIR};
 
 use super::args::Args;
 use super::batch::Batch;
-use super::cluster::{CLASS, OUR_PROGRAMS, SharedCluster};
+use super::cluster::{self, CLASS, OUR_PROGRAMS};
 use super::measurement::{Environment, Samples, milliseconds};
 use super::memory;
 use super::node_process::NodeProcess;
 use super::peer::{self, Limits, NodePeer};
 use super::threshold::{Requirement, at_most};
 use crate::builds::{self, ProgramProfile};
+use crate::node_options::NodeOptions;
 use crate::nodes::{self, DATA_DIR};
 
 /// The names of the rows of [`OUR_PROGRAMS`].
@@ -50,18 +51,16 @@ const DIR: &str = "/run/footprint";
 const REGISTRATION_TIMEOUT: Duration = Duration::from_secs(180);
 const COMMAND_TIMEOUT: Duration = Duration::from_secs(60);
 
-pub(super) async fn run(session: &Session, args: &Args, shared: &mut SharedCluster) -> Result<Environment> {
+pub(super) async fn run(session: &Session, args: &Args) -> Result<Environment> {
     let (claims, starts) = args.size((1000, 5), (50, 2));
-    let measured = async {
-        let tools = peer::tools(session).await?;
-        let mut samples = image_sizes(session, &tools).await?;
-        let measure = async |cluster: &Cluster, node: &Node| {
-            measure(session, cluster, node, claims, starts, &mut samples).await?;
-            Ok(samples)
-        };
-        Box::pin(shared.measured(session, args, "footprint", &tools, measure)).await
+    let tools = peer::tools(session).await?;
+    let mut samples = image_sizes(session, &tools).await?;
+    let measure = async |cluster: &Cluster, node: &Node| {
+        measure(session, cluster, node, claims, starts, &mut samples).await?;
+        Ok(samples)
     };
-    let mut part = session.until_cancelled(measured).await?;
+    let mut part =
+        cluster::measured(session, args, "footprint", NodeOptions::default(), &tools, measure).await?;
     part.place = format!(
         "{}; peer: {} with the CSI controller of loopfs-csi, without node-driver-registrar",
         part.place,
@@ -70,7 +69,7 @@ pub(super) async fn run(session: &Session, args: &Args, shared: &mut SharedClust
     Ok(part)
 }
 
-pub(super) fn requirements(_: &Args) -> Vec<Requirement> {
+pub(super) fn requirements() -> Vec<Requirement> {
     let memory =
         "memory of the driver's containers with {n} volumes: at most that of the sidecars and a driver";
     let image = "size of the programs in the driver's image: at most that of the programs of the sidecars and a driver";
@@ -113,7 +112,7 @@ async fn measure(
 
     let step = session.progress.step("start the peer");
     let peer = NodePeer::install(cluster, node).await?;
-    let sidecars = peer.start(Limits::Default).await?;
+    peer.start(Limits::Default).await?;
     step.done("");
 
     let step = session.progress.step("read the memory without volumes");
@@ -127,32 +126,26 @@ async fn measure(
     read_memory(node, claims, samples).await?;
     step.done("");
 
-    // Another benchmark may use the cluster. It needs the names.
-    peer.save_logs(cluster.control_plane().layout().logs()).await?;
-    sidecars.stop().await?;
-    peer.remove().await?;
-    batch.delete().await.map(drop)
+    peer.save_logs(cluster.control_plane().layout().logs()).await
 }
 
+/// Adds the memory of each program, and the totals of the driver and of the peer.
 async fn read_memory(node: &Node, volumes: u64, samples: &mut Samples) -> Result<()> {
     tokio::time::sleep(SETTLING_TIME).await;
     let peer_paths = PEER.map(|(_, name)| format!("{TOOLS_DIR}/{name}"));
+    let programs: Vec<&str> = OUR_PROGRAMS.into_iter().chain(peer_paths.iter().map(String::as_str)).collect();
+    let names = OURS.into_iter().chain(PEER.map(|(name, _)| name));
     for _ in 0..READS {
-        let ours = memory::current(node, OUR_PROGRAMS).await?;
-        let peer = memory::current(node, peer_paths.each_ref().map(String::as_str)).await?;
-        add_memory(samples, volumes, ours, peer);
+        let bytes = memory::of(node, memory::CURRENT, &programs).await?;
+        let (ours, peer) = bytes.split_at(OURS.len());
+        samples.add("rss_driver", volumes, "B", ours.iter().sum::<u64>() as f64);
+        samples.add("rss_peer", volumes, "B", peer.iter().sum::<u64>() as f64);
+        for (name, bytes) in names.clone().zip(&bytes) {
+            samples.add(format!("rss_{name}"), volumes, "B", *bytes as f64);
+        }
         tokio::time::sleep(READ_INTERVAL).await;
     }
     Ok(())
-}
-
-/// Adds the memory of each program, in the order of [`OURS`] and [`PEER`], and both totals.
-fn add_memory(samples: &mut Samples, volumes: u64, ours: [u64; OURS.len()], peer: [u64; PEER.len()]) {
-    let totals = [("driver", ours.iter().sum()), ("peer", peer.iter().sum())];
-    let single = OURS.into_iter().zip(ours).chain(PEER.map(|(name, _)| name).into_iter().zip(peer));
-    for (name, bytes) in totals.into_iter().chain(single) {
-        samples.add(format!("rss_{name}"), volumes, "B", bytes as f64);
-    }
 }
 
 /// Starts and stops the driver `rounds` times. Returns the milliseconds from each start until the kubelet has registered the driver,
@@ -174,7 +167,7 @@ async fn registrations(client: &Client, node: &Node, rounds: usize) -> Result<Ve
         let registered = until_listed(client, node, true);
         let (driver, ()) = tokio::try_join!(NodeProcess::start(node, DIR, peer::DRIVER, &args), registered)?;
         starts.push(milliseconds(begun.elapsed()));
-        driver.terminate().await?;
+        driver.stop("TERM").await?;
         until_listed(client, node, false).await?;
     }
     Ok(starts)
@@ -196,23 +189,6 @@ async fn until_listed(client: &Client, node: &Node, is_listed: bool) -> Result<(
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn programs_and_totals_have_rows() {
-        let mut samples = Samples::default();
-        add_memory(&mut samples, 0, [30, 20], [10, 20, 20]);
-        let rows: Vec<_> = samples.rows().into_iter().map(|row| (row.name, row.median)).collect();
-        let expected = [
-            ("rss_driver", 50.0),
-            ("rss_peer", 50.0),
-            ("rss_loopfs_provisioner", 30.0),
-            ("rss_loopfs_csi", 20.0),
-            ("rss_peer_csi_provisioner", 10.0),
-            ("rss_peer_csi_resizer", 20.0),
-            ("rss_peer_driver", 20.0),
-        ];
-        assert_eq!(rows, expected.map(|(name, value)| (name.to_owned(), value)));
-    }
 
     /// An absent file is an error.
     #[test]

@@ -17,10 +17,11 @@ use testvm_cluster::{Cluster, Node};
 use tokio::time::sleep;
 
 use super::args::Args;
-use super::cluster::{NAMESPACE, SharedCluster};
+use super::cluster::{self, NAMESPACE};
 use super::measurement::{Environment, Samples, milliseconds};
 use super::metrics;
 use super::threshold::{Requirement, no_more};
+use crate::node_options::NodeOptions;
 use crate::test_env::claims;
 use crate::test_env::environment::{RunTimeouts, TestEnv, Timeouts};
 use crate::test_env::sizes::Size;
@@ -46,17 +47,17 @@ const POLL_INTERVAL: Duration = Duration::from_millis(200);
 /// The timeout from the expansion of a claim until the metrics have it.
 const METRICS_TIMEOUT: Duration = Duration::from_secs(60);
 
-pub(super) async fn run(session: &Session, args: &Args, shared: &mut SharedCluster) -> Result<Environment> {
+pub(super) async fn run(session: &Session, args: &Args) -> Result<Environment> {
     let runs = args.size(20, 5);
     let measure = async |cluster: &Cluster, _: &Node| {
         let mut env = TestEnv::in_namespace(session, cluster, NAMESPACE)?;
         env.timeouts = RunTimeouts::new(Timeouts { start: START_TIMEOUT, ..Timeouts::FULL });
         measure(session, &env, runs).await
     };
-    session.until_cancelled(Box::pin(shared.measured(session, args, "growth", &[], measure))).await
+    cluster::measured(session, args, "growth", NodeOptions::default(), &[], measure).await
 }
 
-pub(super) fn requirements(_: &Args) -> Vec<Requirement> {
+pub(super) fn requirements() -> Vec<Requirement> {
     let of_kind = |(kind, what)| {
         let text = format!(
             "time until the pod sees the new size of {what}: at most 200 ms, because the driver takes no longer"
@@ -183,11 +184,11 @@ impl Resizes {
         );
         let sum = |figure: &str, result: Option<&str>| {
             let series = metrics::series(page, format!("{DURATION}_{figure}"));
-            let is_counted = |labels: metrics::Labels<'_>| {
+            let resizes = series.filter(|(labels, _)| {
                 labels.get("operation") == Some("resize")
                     && (result.is_none() || labels.get("result") == result)
-            };
-            series.filter(|(labels, _)| is_counted(*labels)).map(|(_, value)| value).sum::<f64>() + 0.0
+            });
+            resizes.map(|(_, value)| value).sum::<f64>() + 0.0
         };
         let (succeeded, failed) = (sum("count", Some("success")), sum("count", Some("failure")));
         let seconds = sum("sum", None);
@@ -195,26 +196,23 @@ impl Resizes {
         Ok(Resizes { succeeded, failed, seconds })
     }
 
-    /// Waits until one more resize has succeeded.
+    /// Waits until one more resize has succeeded. An attempt that failed is an error, because no measurement includes the pause before
+    /// the retry.
     async fn one_more(&self, pods: &Api<Pod>, pod: &str) -> Result<Resizes> {
         let deadline = Instant::now() + METRICS_TIMEOUT;
         loop {
             let now = Resizes::read(pods, pod).await?;
-            if now.is_one_more(self)? {
+            anyhow::ensure!(now.failed == self.failed, "a resize failed: see the provisioner's log");
+            if now.succeeded == self.succeeded + 1.0 {
                 return Ok(now);
             }
-            anyhow::ensure!(Instant::now() < deadline, "the provisioner's metrics show no further resize");
+            anyhow::ensure!(
+                now.succeeded == self.succeeded && Instant::now() < deadline,
+                "the provisioner's metrics show {} resizes since the last claim grew",
+                now.succeeded - self.succeeded
+            );
             sleep(POLL_INTERVAL).await;
         }
-    }
-
-    /// Returns `true` if one more resize succeeded. An attempt that failed is an error, because no
-    /// measurement includes the pause before the retry.
-    fn is_one_more(&self, before: &Resizes) -> Result<bool> {
-        anyhow::ensure!(self.failed == before.failed, "a resize failed: see the provisioner's log");
-        let more = self.succeeded - before.succeeded;
-        anyhow::ensure!((0.0..=1.0).contains(&more), "{more} resizes since the last claim grew");
-        Ok(more == 1.0)
     }
 }
 
@@ -238,26 +236,11 @@ loopfs_provisioner_operation_duration_seconds_count{operation="resize",result="f
 # EOF
 "#;
 
-    fn resizes(succeeded: f64, failed: f64) -> Resizes {
-        Resizes { succeeded, failed, seconds: 0.875 }
-    }
-
     #[test]
     fn only_attempts_to_resize_are_summed() {
-        assert_eq!(Resizes::parse(PAGE).unwrap(), resizes(4.0, 2.0));
+        assert_eq!(Resizes::parse(PAGE).unwrap(), Resizes { succeeded: 4.0, failed: 2.0, seconds: 0.875 });
         assert_eq!(Resizes::parse("HTTP/1.0 200 OK\r\n\r\n# EOF\n").unwrap(), Resizes::default());
         assert!(Resizes::parse("HTTP/1.0 404 Not Found\r\n\r\n").is_err());
-        assert!(Resizes::parse(&PAGE.replace("} 0.5", "} half")).is_err());
-    }
-
-    #[test]
-    fn a_sample_is_one_more_success() {
-        let before = resizes(4.0, 2.0);
-        assert!(!before.is_one_more(&before).unwrap());
-        assert!(resizes(5.0, 2.0).is_one_more(&before).unwrap());
-        for other in [resizes(6.0, 2.0), resizes(5.0, 3.0), resizes(0.0, 2.0), resizes(f64::NAN, 2.0)] {
-            assert!(other.is_one_more(&before).is_err(), "{other:?}");
-        }
     }
 
     #[test]

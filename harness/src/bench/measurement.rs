@@ -1,88 +1,57 @@
 //! Measurements in rows, and the machines they come from.
 
+use std::fmt;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
 use serde::{Deserialize, Serialize};
 
-/// The largest number of samples that a row keeps: enough to compare two runs. The programs in `loopfs/benches` and
-/// `csi/benches` print as many.
-const MAX_SAMPLES: usize = 200;
-
-/// One measurement: the value of `name` for a count `n` that it may depend on.
+/// One measurement: the values of `name` for a count `n` that they may depend on. It has at least one value.
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
 pub(super) struct Row {
     pub(super) name: String,
     pub(super) n: u64,
     pub(super) unit: String,
-    pub(super) median: f64,
-    pub(super) p99: f64,
-    pub(super) runs: u64,
-    /// Values of single runs, in the order of the runs: all, or some that are evenly spread if there are too many.
+    /// The values of single runs, in the order of the runs.
     pub(super) samples: Vec<f64>,
 }
 
-/// The name of a row and its count `n`.
-#[derive(Clone, Debug, Deserialize, Eq, Ord, PartialEq, PartialOrd, Serialize)]
-pub(super) struct RowName {
-    pub(super) name: String,
-    pub(super) n: u64,
+impl Row {
+    pub(super) fn median(&self) -> f64 {
+        let (sorted, middle) = (self.sorted(), self.samples.len() / 2);
+        if sorted.len() % 2 == 1 { sorted[middle] } else { f64::midpoint(sorted[middle - 1], sorted[middle]) }
+    }
+
+    /// Returns the 99th percentile by the nearest-rank method.
+    pub(super) fn p99(&self) -> f64 {
+        self.sorted()[(self.samples.len() * 99).div_ceil(100) - 1]
+    }
+
+    fn sorted(&self) -> Vec<f64> {
+        let mut values = self.samples.clone();
+        values.sort_by(f64::total_cmp);
+        values
+    }
 }
 
-/// The values of rows that are being measured. The rows are in the order of their first values.
+/// The rows that are being measured, in the order of their first values.
 #[derive(Debug, Default)]
-pub(super) struct Samples(Vec<(String, u64, &'static str, Vec<f64>)>);
+pub(super) struct Samples(pub(super) Vec<Row>);
 
 impl Samples {
     /// Adds a value to the row with this name and count.
-    pub(super) fn add(&mut self, name: impl Into<String>, n: u64, unit: &'static str, value: f64) {
-        self.extend(name, n, unit, [value]);
-    }
-
-    pub(super) fn extend(
-        &mut self,
-        name: impl Into<String>,
-        n: u64,
-        unit: &'static str,
-        values: impl IntoIterator<Item = f64>,
-    ) {
+    pub(super) fn add(&mut self, name: impl Into<String>, n: u64, unit: &str, value: f64) {
         let name = name.into();
-        match self.0.iter_mut().find(|row| row.0 == name && row.1 == n) {
-            Some(row) => row.3.extend(values),
-            None => self.0.push((name, n, unit, values.into_iter().collect())),
+        match self.0.iter_mut().find(|row| row.name == name && row.n == n) {
+            Some(row) => row.samples.push(value),
+            None => self.0.push(Row { name, n, unit: unit.to_owned(), samples: vec![value] }),
         }
     }
 
-    /// Returns the rows that have values.
-    pub(super) fn rows(self) -> Vec<Row> {
-        self.0.into_iter().filter_map(|(name, n, unit, values)| Row::of(&name, n, unit, values)).collect()
-    }
-}
-
-impl Row {
-    /// Returns the median and the 99th percentile (nearest rank) of values, or `None` if there are none.
-    pub(super) fn of(name: &str, n: u64, unit: &str, values: impl IntoIterator<Item = f64>) -> Option<Row> {
-        let mut values: Vec<f64> = values.into_iter().collect();
-        let stride = values.len().div_ceil(MAX_SAMPLES).max(1);
-        let samples = values.iter().copied().step_by(stride).collect();
-        values.sort_by(f64::total_cmp);
-        let last = values.len().checked_sub(1)?;
-        let middle = values.len() / 2;
-        let median = if values.len() % 2 == 1 {
-            values[middle]
-        } else {
-            f64::midpoint(values[middle - 1], values[middle])
-        };
-        let rank = (values.len() * 99).div_ceil(100);
-        Some(Row {
-            name: name.to_owned(),
-            n,
-            unit: unit.to_owned(),
-            median,
-            p99: values[rank.saturating_sub(1).min(last)],
-            runs: values.len() as u64,
-            samples,
-        })
+    pub(super) fn extend(&mut self, name: &str, n: u64, unit: &str, values: impl IntoIterator<Item = f64>) {
+        for value in values {
+            self.add(name, n, unit, value);
+        }
     }
 }
 
@@ -111,10 +80,13 @@ impl Machine {
 
     /// Returns the description by the content of these files.
     pub(super) fn of(cpuinfo: &str, kernel: &str, file_system: &str, kubernetes: Option<&str>) -> Machine {
-        let (cpu, cpus) = processors(cpuinfo);
+        let fields = |name: &'static str| cpuinfo.lines().filter(move |line| line.starts_with(name));
+        // Some architectures have no model name.
+        let cpu =
+            fields("model name").chain(fields("CPU part")).next().and_then(|line| line.split(':').nth(1));
         Machine {
-            cpu: cpu.to_owned(),
-            cpus,
+            cpu: cpu.unwrap_or("unknown").trim().to_owned(),
+            cpus: fields("processor").map(|_| 1).sum(),
             kernel: kernel.trim().to_owned(),
             file_system: file_system.to_owned(),
             kubernetes: kubernetes.map(str::to_owned),
@@ -122,27 +94,13 @@ impl Machine {
     }
 }
 
-/// Returns the model and the number of the processors.
-fn processors(cpuinfo: &str) -> (&str, u32) {
-    let fields = |name: &'static str| cpuinfo.lines().filter(move |line| line.starts_with(name));
-    // Some architectures have no model name.
-    let cpu = fields("model name").chain(fields("CPU part")).next().and_then(|line| line.split(':').nth(1));
-    (cpu.unwrap_or("unknown").trim(), fields("processor").map(|_| 1).sum())
-}
-
 /// The measurements of one machine.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
 pub(super) struct Environment {
     /// `this machine`, or the name of the virtual machine.
     pub(super) place: String,
     pub(super) machine: Machine,
     pub(super) rows: Vec<Row>,
-}
-
-/// All measurements of a run.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub(super) struct Measurements {
-    pub(super) parts: Vec<Environment>,
 }
 
 impl Environment {
@@ -152,36 +110,34 @@ impl Environment {
         let machine = objects.next().context("the benchmark printed nothing")?;
         let machine =
             serde_json::from_str(machine).with_context(|| format!("read the machine: {machine}"))?;
-        let rows =
-            objects.map(|line| serde_json::from_str(line).with_context(|| format!("read a row: {line}")));
+        let rows = objects.map(|line| {
+            let row: Row = serde_json::from_str(line).with_context(|| format!("read a row: {line}"))?;
+            anyhow::ensure!(!row.samples.is_empty(), "a row has no values: {line}");
+            Ok(row)
+        });
         Ok(Environment { place: place.to_owned(), machine, rows: rows.collect::<Result<_>>()? })
     }
 }
 
-impl Measurements {
-    pub(super) fn rows(&self) -> impl Iterator<Item = &Row> {
-        self.parts.iter().flat_map(|part| &part.rows)
-    }
-
-    pub(super) fn row(&self, name: &str, n: u64) -> Option<&Row> {
-        self.rows().find(|row| row.name == name && row.n == n)
-    }
-
-    /// Returns the counts that `name` was measured with, in ascending order.
-    pub(super) fn counts(&self, name: &str) -> Vec<u64> {
-        let mut counts: Vec<u64> = self.rows().filter(|row| row.name == name).map(|row| row.n).collect();
-        counts.sort_unstable();
-        counts
+impl fmt::Display for Environment {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Machine { cpu, cpus, kernel, file_system, kubernetes } = &self.machine;
+        write!(f, "{}: Linux {kernel}, {cpus} x {cpu}, {file_system}", self.place)?;
+        kubernetes.as_ref().map_or(Ok(()), |release| write!(f, ", Kubernetes {release}"))
     }
 }
 
 #[cfg(test)]
-impl Measurements {
-    /// Returns the measurements of an unnamed machine.
-    pub(super) fn of(rows: Vec<Row>) -> Measurements {
-        Measurements {
-            parts: vec![Environment { place: String::new(), machine: Machine::of("", "", "", None), rows }],
-        }
+pub(super) fn row(name: &str, n: u64, samples: &[f64]) -> Row {
+    Row { name: name.to_owned(), n, unit: "us".to_owned(), samples: samples.to_vec() }
+}
+
+#[cfg(test)]
+pub(super) fn environment(rows: impl IntoIterator<Item = Row>) -> Environment {
+    Environment {
+        place: "here".to_owned(),
+        machine: Machine::of("", "6.12.1\n", "xfs", None),
+        rows: rows.into_iter().collect(),
     }
 }
 
@@ -191,34 +147,34 @@ mod tests {
 
     const OUTPUT: &str = r#"10 devices: run 0
 {"cpu":"a \"fast\" one","cpus":2,"kernel":"6.12.1","file_system":"xfs"}
-{"name":"find_device","n":10,"unit":"us","median":1.5,"p99":3.0,"runs":7,"samples":[1.5,3.0]}
-{"name":"find_device","n":4,"unit":"us","median":1.25,"p99":3.0,"runs":7,"samples":[1.5,3.0]}
+{"name":"find_device","n":10,"unit":"us","samples":[1.5,3.0]}
+{"name":"find_device","n":4,"unit":"us","samples":[1.25]}
 "#;
 
     #[test]
     fn processors_have_model_or_part_number() {
+        let processors = |cpuinfo: &str| {
+            let machine = Machine::of(cpuinfo, "", "", None);
+            (machine.cpu, machine.cpus)
+        };
         let named = "processor\t: 0\nmodel name\t: A B\n\nprocessor\t: 1\nmodel name\t: A B\n";
-        assert_eq!(processors(named), ("A B", 2));
-        assert_eq!(processors("processor\t: 0\nCPU part\t: 0xd0c\n"), ("0xd0c", 1));
-        assert_eq!(processors("processor\t: 0\n"), ("unknown", 1));
+        assert_eq!(processors(named), ("A B".to_owned(), 2));
+        assert_eq!(processors("processor\t: 0\nCPU part\t: 0xd0c\n"), ("0xd0c".to_owned(), 1));
+        assert_eq!(processors("processor\t: 0\n"), ("unknown".to_owned(), 1));
     }
 
     #[test]
     fn rows_are_found_among_other_lines() {
-        let part = Environment::parse("here", OUTPUT).unwrap();
-        assert_eq!(part.machine.cpu, "a \"fast\" one");
-        let all = Measurements { parts: vec![part] };
-        assert_eq!(all.counts("find_device"), [4, 10]);
-        assert_eq!(all.row("find_device", 10).map(|row| row.median), Some(1.5));
-        assert_eq!(all.row("find_device", 11), None);
+        let environment = Environment::parse("here", OUTPUT).unwrap();
+        assert_eq!(environment.to_string(), "here: Linux 6.12.1, 2 x a \"fast\" one, xfs");
+        assert_eq!(environment.rows, [row("find_device", 10, &[1.5, 3.0]), row("find_device", 4, &[1.25])]);
     }
 
     #[test]
     fn row_has_median_and_99th_percentile() {
-        let row = |values: &[f64]| Row::of("x", 1, "s", values.to_vec()).map(|row| (row.median, row.p99));
-        assert_eq!(row(&[3.0, 1.0, 2.0]), Some((2.0, 3.0)));
-        assert_eq!(row(&[4.0, 1.0]), Some((2.5, 4.0)));
-        assert_eq!(row(&[]), None);
+        let values = |values: &[f64]| (row("x", 1, values).median(), row("x", 1, values).p99());
+        assert_eq!(values(&[3.0, 1.0, 2.0]), (2.0, 3.0));
+        assert_eq!(values(&[4.0, 1.0]), (2.5, 4.0));
     }
 
     #[test]
@@ -228,25 +184,13 @@ mod tests {
         samples.extend("empty", 10, "us", []);
         samples.extend("ours", 20, "us", [5.0]);
         samples.add("ours", 10, "us", 3.0);
-        let rows = samples.rows();
-        let rows: Vec<_> = rows.iter().map(|row| (row.name.as_str(), row.n, row.median, row.runs)).collect();
-        assert_eq!(rows, [("ours", 10, 2.0, 2), ("ours", 20, 5.0, 1)]);
-    }
-
-    /// A row with few samples keeps all of them.
-    #[test]
-    fn row_thins_out_many_samples_evenly() {
-        let kept = |count: u32| Row::of("x", 1, "s", (0..count).map(f64::from)).unwrap().samples;
-        assert_eq!(kept(3), [0.0, 1.0, 2.0]);
-        let spread = kept(1000);
-        assert_eq!((spread.len(), spread[0], spread[199]), (MAX_SAMPLES, 0.0, 995.0));
-        assert_eq!(kept(201).len(), 101);
+        assert_eq!(samples.0, [row("ours", 10, &[1.0, 3.0]), row("ours", 20, &[5.0])]);
     }
 
     #[test]
     fn invalid_program_output_is_refused() {
         assert!(Environment::parse("here", "error: no\n").is_err());
         assert!(Environment::parse("here", &OUTPUT.replace("\"n\":4", "\"n\":-4")).is_err());
-        assert!(Environment::parse("here", &OUTPUT.replace(",\"samples\":[1.5,3.0]", "")).is_err());
+        assert!(Environment::parse("here", &OUTPUT.replace("[1.25]", "[]")).is_err());
     }
 }

@@ -1,6 +1,6 @@
-//! Benchmarks. Separate programs measure; this module prints tables, draws plots, checks thresholds and compares runs.
+//! Benchmarks. Separate programs measure; this module prints tables, checks thresholds and compares runs.
 //!
-//! A run writes `report.json` and `report.html` below `target/bench`. The first has the rows of all its benchmarks with their
+//! A run writes `report.json` and `report.txt` below `target/bench`. The first has the rows of all its benchmarks with their
 //! samples ([`results`]), the second is for readers ([`report`]).
 //!
 //! Each benchmark is an entry of the [`catalogue`]: a function that measures and returns rows, and requirements on these rows
@@ -25,7 +25,6 @@ mod metrics;
 mod node;
 mod node_process;
 mod peer;
-mod plot;
 mod process;
 mod programs;
 mod provision;

@@ -11,8 +11,7 @@ const COMMAND_TIMEOUT: Duration = Duration::from_secs(60);
 /// A running program of the node's tools.
 pub(super) struct NodeProcess<'a> {
     node: &'a Node,
-    name: &'static str,
-    directory: &'static str,
+    log: String,
     pid: String,
 }
 
@@ -21,8 +20,8 @@ impl<'a> NodeProcess<'a> {
     /// gets its log.
     pub(super) async fn start(
         node: &'a Node,
-        directory: &'static str,
-        name: &'static str,
+        directory: &str,
+        name: &str,
         args: &[String],
     ) -> Result<NodeProcess<'a>> {
         // The program runs in a session of its own, because the process group of a command is killed after the
@@ -37,25 +36,13 @@ impl<'a> NodeProcess<'a> {
         argv.extend(args.iter().map(String::as_str));
         let pid =
             node.output(&argv, COMMAND_TIMEOUT).await.with_context(|| format!("start {name} on the node"))?;
-        Ok(NodeProcess { node, name, directory, pid: pid.trim().to_owned() })
+        Ok(NodeProcess { node, log: format!("{directory}/{name}.log"), pid: pid.trim().to_owned() })
     }
 
-    /// Kills the process, because its work need not be finished.
-    pub(super) async fn kill(self) -> Result<()> {
-        self.signal("KILL").await
-    }
-
-    /// Stops the process with SIGTERM, and waits until it has ended.
-    pub(super) async fn terminate(self) -> Result<()> {
-        self.signal("TERM").await
-    }
-
-    async fn signal(&self, signal: &str) -> Result<()> {
-        let NodeProcess { node, name, directory, pid } = self;
+    /// Sends a signal that ends the process, such as `KILL`, and waits for its end.
+    pub(super) async fn stop(self, signal: &str) -> Result<()> {
         let script = "kill -\"$2\" \"$1\" && tail --pid=\"$1\" -f /dev/null";
-        let ended = node.output(&["sh", "-c", script, "sh", pid, signal], COMMAND_TIMEOUT).await;
-        ended
-            .with_context(|| format!("stop {name} on the node, whose log there is {directory}/{name}.log"))
-            .map(drop)
+        let ended = self.node.output(&["sh", "-c", script, "sh", &self.pid, signal], COMMAND_TIMEOUT).await;
+        ended.with_context(|| format!("stop the program with the log {} on the node", self.log)).map(drop)
     }
 }

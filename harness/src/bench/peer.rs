@@ -45,8 +45,6 @@ pub(super) const CLASS: &str = "peer";
 /// concurrent requests of service accounts, and not those of an administrator.
 pub(super) const USER: &str = "system:serviceaccount:kube-system:sidecars";
 pub(super) const SUBJECT: Subject<'static> = Subject { user: USER, group: Some("system:serviceaccounts") };
-/// The name of the binding that gives the peer its rights.
-const BINDING: &str = "bench-sidecars";
 /// The peer's own directory on the node, and the names of the files in it.
 const DIR: &str = "/run/peer";
 const SOCKET: &str = "csi.sock";
@@ -91,11 +89,7 @@ pub(super) async fn tools(session: &Session) -> Result<Vec<(String, PathBuf)>> {
 }
 
 /// The peer on a node, with its running CSI controller.
-pub(super) struct NodePeer<'a> {
-    client: &'a Client,
-    node: &'a Node,
-    driver: NodeProcess<'a>,
-}
+pub(super) struct NodePeer<'a>(&'a Node);
 
 /// The running sidecars of a node.
 pub(super) struct NodeSidecars<'a>([NodeProcess<'a>; 2]);
@@ -103,8 +97,7 @@ pub(super) struct NodeSidecars<'a>([NodeProcess<'a>; 2]);
 impl<'a> NodePeer<'a> {
     /// Creates the peer's objects and starts its CSI controller.
     pub(super) async fn install(cluster: &'a Cluster, node: &'a Node) -> Result<NodePeer<'a>> {
-        let client = cluster.client();
-        create_objects(client).await?;
+        create_objects(cluster.client()).await?;
         let control_plane = cluster.control_plane();
         let caller = control_plane.authority().client(SUBJECT)?;
         let kubeconfig = control_plane.guest_kubeconfig(&caller)?;
@@ -116,38 +109,32 @@ impl<'a> NodePeer<'a> {
             format!("--data-dir={DATA_DIR}"),
             format!("--endpoint=unix://{DIR}/{SOCKET}"),
         ];
-        let driver = NodeProcess::start(node, DIR, DRIVER, &args).await?;
-        Ok(NodePeer { client, node, driver })
+        NodeProcess::start(node, DIR, DRIVER, &args).await?;
+        Ok(NodePeer(node))
     }
 
     /// Starts the sidecars as they are deployed beside the driver of a node.
     pub(super) async fn start(&self, limits: Limits) -> Result<NodeSidecars<'a>> {
-        let start = async |name| NodeProcess::start(self.node, DIR, name, &args(name, DIR, limits)).await;
+        let start = async |name| NodeProcess::start(self.0, DIR, name, &args(name, DIR, limits)).await;
         Ok(NodeSidecars([start(PROVISIONER).await?, start(RESIZER).await?]))
     }
 
     /// Copies the logs of its processes to `directory`, for the user.
     pub(super) async fn save_logs(&self, directory: &Path) -> Result<()> {
         for name in [PROVISIONER, RESIZER, DRIVER] {
-            let log = self.node.exec(&["cat", &format!("{DIR}/{name}.log")], COMMAND_TIMEOUT).await?;
+            let log = self.0.exec(&["cat", &format!("{DIR}/{name}.log")], COMMAND_TIMEOUT).await?;
             let path = directory.join(format!("peer-{name}.log"));
             std::fs::write(&path, log.stdout).with_context(|| format!("write {}", path.display()))?;
         }
         Ok(())
     }
-
-    /// Stops its CSI controller and deletes its objects.
-    pub(super) async fn remove(self) -> Result<()> {
-        self.driver.kill().await?;
-        objects::delete(&Api::<StorageClass>::all(self.client.clone()), CLASS).await?;
-        objects::delete(&Api::<ClusterRoleBinding>::all(self.client.clone()), BINDING).await
-    }
 }
 
 impl NodeSidecars<'_> {
+    /// Kills the sidecars, because they have no work that must be completed.
     pub(super) async fn stop(self) -> Result<()> {
         for sidecar in self.0 {
-            sidecar.kill().await?;
+            sidecar.stop("KILL").await?;
         }
         Ok(())
     }
@@ -213,7 +200,7 @@ impl HostPeer {
         std::fs::write(&path, kubeconfig).with_context(|| format!("write {}", path.display()))?;
         let program = Program::new(self.sidecars.join(name)).args(args(name, text, limits)).arg(option);
         let process = program.env("NODE_NAME", NODE).log(log).spawn()?;
-        Ok(MeasuredProcess::new(process).beside(controller).behind(proxy, directory))
+        Ok(MeasuredProcess { process, controller: Some(controller), proxy, _directory: Some(directory) })
     }
 }
 
@@ -224,7 +211,7 @@ pub(super) async fn create_objects(client: &Client) -> Result<()> {
     }))?;
     objects::create(&Api::all(client.clone()), &class).await?;
     let binding: ClusterRoleBinding = serde_json::from_value(json!({
-        "metadata": {"name": BINDING},
+        "metadata": {"name": "bench-sidecars"},
         "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "cluster-admin"},
         "subjects": [{"apiGroup": "rbac.authorization.k8s.io", "kind": "User", "name": USER}],
     }))?;

@@ -6,7 +6,6 @@ use std::process::ExitStatus;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
-use kube::Client;
 use tempfile::TempDir;
 use testvm::process::Process;
 use testvm::session::Session;
@@ -20,6 +19,8 @@ use crate::test_env::workload::create_namespace;
 
 /// The node of the processes.
 pub(super) const NODE: &str = NODES[0];
+/// The description of the measurements of processes whose volumes are in memory.
+pub(super) const IN_MEMORY: &str = "this machine, volumes in memory";
 
 /// Limits the shutdown of a provisioner. It completes operations in progress, and writes the events of hundreds of claims that its rate
 /// limit has held back.
@@ -33,32 +34,16 @@ const TICK: Duration = Duration::from_millis(10);
 
 /// A running process. Dropping it kills the process.
 pub(super) struct MeasuredProcess {
-    process: Process,
+    pub(super) process: Process,
     /// The CSI controller of a sidecar, or the driver of a provisioner. Nothing of it is measured.
-    controller: Option<Process>,
+    pub(super) controller: Option<Process>,
     /// Counts what the process receives from the API server.
-    proxy: Option<CountingProxy>,
+    pub(super) proxy: Option<CountingProxy>,
     /// Removed after the process, which has its files there.
-    _directory: Option<TempDir>,
+    pub(super) _directory: Option<TempDir>,
 }
 
 impl MeasuredProcess {
-    pub(super) fn new(process: Process) -> MeasuredProcess {
-        MeasuredProcess { process, controller: None, proxy: None, _directory: None }
-    }
-
-    /// Adds the CSI controller that the process calls.
-    #[must_use]
-    pub(super) fn beside(self, controller: Process) -> MeasuredProcess {
-        MeasuredProcess { controller: Some(controller), ..self }
-    }
-
-    /// Adds the directory of its files, and the proxy through which the process connects to the API server.
-    #[must_use]
-    pub(super) fn behind(self, proxy: Option<CountingProxy>, directory: TempDir) -> MeasuredProcess {
-        MeasuredProcess { proxy, _directory: Some(directory), ..self }
-    }
-
     pub(super) fn id(&self) -> i32 {
         self.process.id()
     }
@@ -68,14 +53,9 @@ impl MeasuredProcess {
         self.proxy.as_ref().map_or(0, CountingProxy::received)
     }
 
-    /// Returns its resident memory in bytes.
-    pub(super) fn rss(&self) -> Result<u64> {
-        read(self.id(), "status", |status| kib_in(status, "VmRSS:"))
-    }
-
-    /// Returns its largest resident memory in bytes since its start.
-    pub(super) fn peak_rss(&self) -> Result<u64> {
-        read(self.id(), "status", |status| kib_in(status, "VmHWM:"))
+    /// Returns the bytes of a field such as [`CURRENT`](super::memory::CURRENT).
+    pub(super) fn memory(&self, field: &str) -> Result<f64> {
+        read(self.id(), "status", |status| kib_in(status, field)).map(|kib| (kib * 1024) as f64)
     }
 
     /// Runs `measuring`. Returns an error if the process or its CSI controller ends before it.
@@ -150,11 +130,9 @@ fn read<T>(id: i32, file: &str, parse: impl FnOnce(&str) -> Option<T>) -> Result
     parse(&text).with_context(|| format!("parse {path}: {text}"))
 }
 
-/// Returns the bytes of a line such as `VmRSS:     1234 kB`.
+/// Returns the value of a line such as `VmRSS:     1234 kB`.
 fn kib_in(status: &str, field: &str) -> Option<u64> {
-    let line = status.lines().find_map(|line| line.strip_prefix(field))?;
-    let kib: u64 = line.trim().strip_suffix(" kB")?.parse().ok()?;
-    Some(kib * 1024)
+    status.lines().find_map(|line| line.strip_prefix(field))?.trim().strip_suffix(" kB")?.parse().ok()
 }
 
 /// Returns the sum of `utime` and `stime`, the fields 14 and 15 (proc(5)). The name of the program is in parentheses and may contain any
@@ -169,42 +147,25 @@ fn ticks_in(stat: &str) -> Option<u32> {
 /// Starts the provisioner of [`NODE`], whose volumes are in memory. Its log is in `logs`.
 pub(super) fn start_provisioner(tests: &LiveTests, logs: &Path) -> Result<MeasuredProcess> {
     let program = tests.serving(fake_nodes::SERVE).log(logs.join("provisioner.log"));
-    Ok(MeasuredProcess::new(program.spawn()?))
+    Ok(MeasuredProcess { process: program.spawn()?, controller: None, proxy: None, _directory: None })
 }
 
-/// Starts a control plane with the benchmark profile, and a provisioner of a fake node with an empty
-/// [`NAMESPACE`]. Runs `measure` there with the node's name, and stops both.
-pub(super) async fn measured_in_memory(
-    session: &Session,
-    bench: &str,
-    measure: impl AsyncFnOnce(&Client, &str) -> Result<Samples>,
-) -> Result<Environment> {
-    beside_control_plane(session, bench, async |tests, control_plane, logs| {
-        let mut provisioner = start_provisioner(tests, logs)?;
-        let samples = provisioner.during(measure(control_plane.client(), NODE)).await?;
-        provisioner.stop(STOP_GRACE).await?;
-        Ok(samples)
-    })
-    .await
-}
-
-/// Starts a control plane with the benchmark profile and fake nodes, with an empty [`NAMESPACE`]. Runs `measure` there with the
-/// programs of the live tests and the directory of the logs, and stops the control plane.
+/// Starts a control plane with the benchmark profile, the driver's objects, the fake nodes [`NODES`] and an empty [`NAMESPACE`], with the
+/// logs in the directory `logs`. Runs `measure` with the directory of the kubeconfigs, and stops the control plane.
 pub(super) async fn beside_control_plane(
     session: &Session,
-    bench: &str,
-    measure: impl AsyncFnOnce(&LiveTests, &ControlPlane, &Path) -> Result<Samples>,
+    logs: &Path,
+    place: &str,
+    measure: impl AsyncFnOnce(&ControlPlane, &Path) -> Result<Samples>,
 ) -> Result<Environment> {
-    let logs = session.workspace.reports("bench").join(bench);
     let kubernetes = KubernetesSource::default();
-    let profile = ClusterProfile::Benchmark;
-    let program = fake_nodes::build_live_tests(session, profile).await?;
-    let measure = async |tests: &LiveTests, control_plane: &ControlPlane| {
+    let (nodes, profile) = (NODES.map(str::to_owned), ClusterProfile::Benchmark);
+    let measure = async |control_plane: &ControlPlane, kubeconfigs: &Path| {
         create_namespace(control_plane.client(), NAMESPACE).await?;
-        measure(tests, control_plane, &logs).await
+        measure(control_plane, kubeconfigs).await
     };
-    let samples = fake_nodes::with_live_tests(session, &program, profile, &kubernetes, &logs, measure);
-    environment("this machine, volumes in memory", &kubernetes, samples.await?)
+    let samples = fake_nodes::with_driver(session, &nodes, profile, &kubernetes, logs, measure).await?;
+    environment(place, &kubernetes, samples)
 }
 
 /// Returns rows that were measured on this machine, with its description. None of its file systems affects the measurements.
@@ -216,7 +177,7 @@ pub(super) fn environment(
     let read = |path: &str| std::fs::read_to_string(path).with_context(|| format!("read {path}"));
     let (cpuinfo, kernel) = (read(Machine::CPUINFO)?, read(Machine::KERNEL)?);
     let machine = Machine::of(&cpuinfo, &kernel, "none", Some(kubernetes.minor.name()));
-    Ok(Environment { place: place.to_owned(), machine, rows: samples.rows() })
+    Ok(Environment { place: place.to_owned(), machine, rows: samples.0 })
 }
 
 #[cfg(test)]
@@ -231,15 +192,9 @@ mod tests {
     }
 
     #[test]
-    fn resident_memory_is_in_bytes() {
-        assert_eq!(kib_in("Name:\tx\nVmRSS:\t    1234 kB\nVmData:\t 1 kB\n", "VmRSS:"), Some(1234 * 1024));
-        assert_eq!(kib_in("Name:\tx\n", "VmRSS:"), None);
-    }
-
-    #[test]
     fn process_has_memory_and_processor_time() {
         let id = std::process::id().try_into().unwrap();
-        let rss = read(id, "status", |status| kib_in(status, "VmRSS:"));
+        let rss = read(id, "status", |status| kib_in(status, super::super::memory::CURRENT));
         assert!(rss.unwrap() > 0 && processor_time(id).is_ok());
     }
 }

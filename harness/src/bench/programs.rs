@@ -15,9 +15,8 @@ use testvm::session::Session;
 use super::args::Args;
 use super::guest::{self, DISK_MIB, XFS};
 use super::measurement::Environment;
-use super::plot::Plot;
 use super::results::directory;
-use super::threshold::{Requirement, at_most, faster, flat, grows_at_most};
+use super::threshold::{Requirement, at_least, at_most, flat, grows_at_most};
 use crate::builds::{self, ProgramProfile};
 
 /// The time to detach and remove the devices of a run that was stopped.
@@ -65,14 +64,15 @@ impl Measuring<'_> {
     async fn here(&self, part: &str, env: Option<(&str, OsString)>) -> Result<Environment> {
         let step = self.session.progress.step("measure on this machine");
         let notes = step.notes();
-        let reports = directory(self.session)?;
-        let log = reports.join("here.log");
+        // The file system of this directory has the backing files, and affects the measurements.
+        let files = directory(self.session)?;
+        let log = files.join("here.log");
         match std::fs::remove_file(&log) {
             Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(error.into()),
             _ => {}
         }
-        let files = self.args.dir.as_ref().unwrap_or(&reports).display().to_string();
-        let program = with_realtime_priority(&self.program).await.args(self.words(&[part, &files])).log(&log);
+        let words = self.words(&[part, &files.display().to_string()]);
+        let program = with_realtime_priority(&self.program).await.args(words).log(&log);
         let program = env.into_iter().fold(program, |program, (name, value)| program.env(name, value));
         let mut process = program.on_stderr_line(move |line| notes.note(line.to_owned())).spawn()?;
         let Some(status) = self.session.cancel.run_until_cancelled(process.wait()).await else {
@@ -130,18 +130,7 @@ pub(super) async fn loop_devices(session: &Session, args: &Args) -> Result<Vec<E
     Ok(parts)
 }
 
-pub(super) fn loop_plots() -> Vec<Plot> {
-    let plot = |title: &str, names: &[&str]| Plot::new(title, "devices attached", names.iter().copied());
-    vec![
-        plot("Attach", &["floor_attach", "attach_pool", "attach_thick", "attach_get_free", "losetup_attach"]),
-        plot("Find the device of a file", &["find_device", "losetup_j"]),
-        plot("Detach", &["floor_detach", "detach", "losetup_detach"]),
-        plot("Write 8 MiB without fsync, and detach", &["write_and_detach", "write_and_losetup_detach"]),
-        Plot::new("Allocate a project id", "ids in use", ["id_alloc", "id_gap_scan"]),
-    ]
-}
-
-pub(super) fn loop_requirements(_: &Args) -> Vec<Requirement> {
+pub(super) fn loop_requirements() -> Vec<Requirement> {
     vec![
         // The calls that an attachment with read-back cannot omit take 1.16 to 1.20 times as long as the bare two calls.
         at_most(
@@ -152,11 +141,11 @@ pub(super) fn loop_requirements(_: &Args) -> Vec<Requirement> {
         )
         .at_each_count(),
         flat("attach, warm pool: flat within 1.3 times", "attach_pool", 1.3),
-        faster(
+        at_least(
             "the device of a file, {n} attached: 1000 times as fast as losetup -j",
-            "find_device",
-            1000.0,
             "losetup_j",
+            1000.0,
+            "find_device",
         ),
         flat("the device of a file: constant within 1.5 times", "find_device", 1.5),
         // The bare calls write back no page cache, and do not look whether the node of the device is mounted.
@@ -169,11 +158,11 @@ pub(super) fn loop_requirements(_: &Args) -> Vec<Requirement> {
             "write_and_losetup_detach",
         )
         .at_each_count(),
-        faster(
+        at_least(
             "{n} devices detached and removed in the background: 20 times as fast as one by one",
-            "remove_background",
-            20.0,
             "remove_serial",
+            20.0,
+            "remove_background",
         ),
         flat("project id allocation: flat within 1.5 times", "id_alloc", 1.5),
     ]
@@ -188,14 +177,7 @@ pub(super) async fn clones(session: &Session, args: &Args) -> Result<Vec<Environ
     program.in_guest(args.kernel.as_deref(), Vec::new(), &runs, disk_mib).await
 }
 
-pub(super) fn clone_plots() -> Vec<Plot> {
-    vec![
-        Plot::new("Clone or snapshot an image", "MiB", ["clone_image", "snapshot_image"]),
-        Plot::new("Copy a tree, each inode", "files", ["clone_tree", "read_and_write", "cp_reflink"]),
-    ]
-}
-
-pub(super) fn clone_requirements(_: &Args) -> Vec<Requirement> {
+pub(super) fn clone_requirements() -> Vec<Requirement> {
     vec![
         flat("cloning an image: within twice the time at any size", "clone_image", 2.0),
         flat("a snapshot of an image: within twice the time at any size", "snapshot_image", 2.0),
@@ -227,14 +209,7 @@ pub(super) async fn rpc(session: &Session, args: &Args) -> Result<Vec<Environmen
     program.in_guest(args.kernel.as_deref(), beside, &[&[XFS, DRIVER]], DISK_MIB).await
 }
 
-pub(super) fn rpc_plots() -> Vec<Plot> {
-    let plot = |(kind, title)| {
-        Plot::new(title, "volumes on the node", CALLS.map(|(row, _)| format!("{row}_{kind}")))
-    };
-    [("filesystem", "Calls for a mounted volume"), ("block", "Calls for a Block volume")].map(plot).into()
-}
-
-pub(super) fn rpc_requirements(_: &Args) -> Vec<Requirement> {
+pub(super) fn rpc_requirements() -> Vec<Requirement> {
     // A call may not look at other volumes.
     let requirement = |kind: &str, (row, call): (&str, &str)| {
         let text = format!(
@@ -287,14 +262,6 @@ pub(super) async fn io(session: &Session, args: &Args) -> Result<Vec<Environment
     Ok(parts)
 }
 
-pub(super) fn io_plots() -> Vec<Plot> {
-    let plot = |(workload, what): (&str, &str), (_, suffix, release): (_, &str, &str)| {
-        let names = ["volume", "file", "losetup"].map(|target| format!("{workload}_{target}_{suffix}"));
-        Plot::new(format!("Linux {release}: {what}, each"), "requests in flight", names)
-    };
-    WORKLOADS.iter().flat_map(|workload| KERNELS.map(|kernel| plot(*workload, kernel))).collect()
-}
-
 pub(super) fn io_requirements(args: &Args) -> Vec<Requirement> {
     let requirement = |(_, suffix, release): (_, &str, &str), (workload, what): (&str, &str)| {
         let text =
@@ -325,26 +292,16 @@ pub(super) async fn losetup(session: &Session, args: &Args) -> Result<Vec<Enviro
     program.in_guest(args.kernel.as_deref(), beside, &[&["losetup", XFS]], DISK_MIB).await
 }
 
-/// The rows of `loopfs/benches/loop/losetup.rs`.
-const UTIL_LINUX: &str = "losetup_j_util_linux";
-const AFTER_UEVENT: &str = "losetup_j_drop_in_after_uevent";
-const UNCHANGED: &str = "losetup_j_drop_in";
-
-pub(super) fn losetup_plots() -> Vec<Plot> {
-    let names = [UTIL_LINUX, "losetup_j_drop_in_first", AFTER_UEVENT, UNCHANGED];
-    vec![Plot::new("losetup -j", "devices attached", names)]
-}
-
 pub(super) fn losetup_requirements() -> Vec<Requirement> {
     let requirement = |state: &str, row: &str| {
         let text = format!("losetup -j, {{n}} devices, {state}: 20 times as fast as util-linux");
-        faster(&text, row, 20.0, UTIL_LINUX)
+        at_least(&text, "losetup_j_util_linux", 20.0, row)
     };
     vec![
-        requirement("no uevent since the last call", UNCHANGED).with_cause(
+        requirement("no uevent since the last call", "losetup_j_drop_in").with_cause(
             "before Linux 6.15 attaching a file need not send a uevent, so losetup -j always checks one inode of each device",
         ),
-        requirement("a uevent since the last call", AFTER_UEVENT).with_cause(
+        requirement("a uevent since the last call", "losetup_j_drop_in_after_uevent").with_cause(
             "after a uevent losetup -j checks one inode of each device, because no call of the kernel shows which devices were attached since",
         ),
     ]

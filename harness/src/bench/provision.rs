@@ -12,51 +12,48 @@ use testvm_cluster::{Cluster, Node, TOOLS_DIR};
 
 use super::args::Args;
 use super::audit_log::AuditLog;
-use super::cluster::{OUR_PROGRAMS, SharedCluster};
+use super::cluster::{self, OUR_PROGRAMS};
 use super::measurement::{Environment, Samples};
 use super::memory;
 use super::peer::{self, Limits, NodePeer};
 use super::threshold::{Requirement, at_least, no_more};
 use super::turns::{Contender, OURS, PEER, UNTHROTTLED_PEER, take_turns};
+use crate::node_options::NodeOptions;
 
 /// The timeout for one claim and the start of a provisioner.
 const WARM_UP_TIMEOUT: Duration = Duration::from_secs(120);
 /// The timeout for all claims with a provisioner that is limited to five requests a second.
 const BIND_TIMEOUT: Duration = Duration::from_secs(900);
 
-pub(super) async fn run(session: &Session, args: &Args, shared: &mut SharedCluster) -> Result<Environment> {
+pub(super) async fn run(session: &Session, args: &Args) -> Result<Environment> {
     let (claims, rounds) = args.size((500, 1), (50, 2));
-    let measured = async {
-        let tools = peer::tools(session).await?;
-        let measure = async |cluster: &Cluster, node: &Node| {
-            let step = session.progress.step("install the peer");
-            let peer = NodePeer::install(cluster, node).await?;
-            step.done("");
-            let title = format!("measure {claims} concurrent claims, with each contender in turn");
-            let step = session.progress.step(title);
-            let bench = Bench { cluster, node, peer: &peer, claims };
-            let mut samples = Samples::default();
-            let contenders =
-                [("ours", OURS), ("the peer", PEER), ("the peer without limits", UNTHROTTLED_PEER)];
-            let measured = take_turns(1..=rounds, &contenders, &step, async |contender, round| {
-                bench.turn(contender, round, &mut samples).await
-            })
-            .await;
-            // The logs are saved also if the measurement failed.
-            peer.save_logs(cluster.control_plane().layout().logs()).await?;
-            measured?;
-            peer.remove().await?;
-            step.done("");
-            Ok(samples)
-        };
-        Box::pin(shared.measured(session, args, "provision", &tools, measure)).await
+    let tools = peer::tools(session).await?;
+    let measure = async |cluster: &Cluster, node: &Node| {
+        let step = session.progress.step("install the peer");
+        let peer = NodePeer::install(cluster, node).await?;
+        step.done("");
+        let title = format!("measure {claims} concurrent claims, with each contender in turn");
+        let step = session.progress.step(title);
+        let bench = Bench { cluster, node, peer: &peer, claims };
+        let mut samples = Samples::default();
+        let contenders = [("ours", OURS), ("the peer", PEER), ("the peer without limits", UNTHROTTLED_PEER)];
+        let measured = take_turns(1..=rounds, &contenders, &step, async |contender, round| {
+            bench.turn(contender, round, &mut samples).await
+        })
+        .await;
+        // The logs are saved also if the measurement failed.
+        peer.save_logs(cluster.control_plane().layout().logs()).await?;
+        measured?;
+        step.done("");
+        Ok(samples)
     };
-    let mut part = session.until_cancelled(measured).await?;
+    let mut part =
+        cluster::measured(session, args, "provision", NodeOptions::default(), &tools, measure).await?;
     part.place = format!("{}; peer: {} with the CSI controller of loopfs-csi", part.place, peer::sidecars());
     Ok(part)
 }
 
-pub(super) fn requirements(_: &Args) -> Vec<Requirement> {
+pub(super) fn requirements() -> Vec<Requirement> {
     vec![
         at_least(
             "{n} concurrent claims: 3 times the claims per second of external-provisioner with its default limits",
@@ -103,7 +100,7 @@ impl Bench<'_> {
         let log_end = log.end()?;
         let time = batch.create_and_bind(BIND_TIMEOUT).await?;
         let writes = log.requests(log_end, contender.user)?.writes;
-        let peak = memory::peak(self.node, programs).await?;
+        let peak: u64 = memory::of(self.node, memory::PEAK, programs).await?.iter().sum();
         let claims = self.claims as f64;
         let values = [
             ("claims_per_second", "claims/s", claims / time.as_secs_f64()),

@@ -18,16 +18,6 @@ pub(crate) async fn install_driver(session: &Session, cluster: &Cluster) -> Resu
     stories::install::served(&env).await
 }
 
-/// Replaces the driver's pods, and waits until the new ones serve.
-///
-/// # Errors
-/// The driver does not serve.
-pub(crate) async fn replace_driver(session: &Session, cluster: &Cluster) -> Result<()> {
-    let env = TestEnv::in_namespace(session, cluster, NAMESPACE)?;
-    stories::driver_restart::replace(&env).await?;
-    stories::install::served(&env).await
-}
-
 /// Applies the manifests to a cluster with the component that takes snapshots, and waits until the driver serves.
 pub(crate) async fn install_driver_with_snapshots(session: &Session, cluster: &Cluster) -> Result<()> {
     let env = TestEnv::in_namespace(session, cluster, NAMESPACE)?;

@@ -23,9 +23,7 @@ mod stories;
 mod story;
 
 pub use self::args::{Args, CommandArgs};
-pub(crate) use self::driver::{
-    install_driver, install_driver_with_snapshots, nothing_left, replace_driver, write_state,
-};
+pub(crate) use self::driver::{install_driver, install_driver_with_snapshots, nothing_left, write_state};
 pub use self::run::run;
 pub(crate) use self::stories::lines;
 pub(crate) use self::story::Set;

@@ -1,7 +1,7 @@
 //! Measures attaching, finding, detaching and removing loop devices, losetup(8), allocating project ids, the input and output of a
 //! device, and copies that share blocks: clones and snapshots of images, and clones of directory trees. Each is compared with the
 //! bare system calls or with the methods of other programs. `cargo harness bench loop`, `node`, `io` and `clone` run this program and
-//! create tables and plots from its output: one JSON object per line, the description of the machine first.
+//! create tables from its output: one JSON object per line, the description of the machine first.
 //!
 //! ```console
 //! # cargo bench -p loopfs --features __tests --bench loop -- devices /var/tmp

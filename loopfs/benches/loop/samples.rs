@@ -3,9 +3,6 @@
 
 use std::time::{Duration, Instant};
 
-/// The largest number of samples in a report line. A test of two runs for a difference needs no more, and the lines stay short.
-const MAX_PRINTED: usize = 200;
-
 /// The times of all runs of measurement `name`. `n` is the quantity on which the time may depend, such as the number of devices.
 #[derive(Debug)]
 pub(crate) struct Samples {
@@ -17,12 +14,12 @@ pub(crate) struct Samples {
 
 impl Samples {
     pub(crate) fn new(name: &str, n: usize) -> Self {
-        Self { name: name.to_owned(), n, unit: "us", microseconds: Vec::new() }
+        Self::per("us", name, n)
     }
 
     /// Creates samples in another unit, for work on many devices or inodes.
     pub(crate) fn per(unit: &'static str, name: &str, n: usize) -> Self {
-        Self { unit, ..Self::new(name, n) }
+        Self { name: name.to_owned(), n, unit, microseconds: Vec::new() }
     }
 
     /// Runs `work` and records its time divided by `parts`. If `counts` is `false`, it records nothing, for a warm-up run.
@@ -44,29 +41,11 @@ impl Samples {
     }
 
     /// Prints the report line, or nothing if there are no samples.
-    pub(crate) fn print(mut self) {
-        // Before they are sorted, because the printed samples are spread over the time of the run.
-        let samples = self.spread();
-        self.microseconds.sort_by(f64::total_cmp);
-        let (Some(median), Some(p99)) = (self.quantile(0.5), self.quantile(0.99)) else { return };
+    pub(crate) fn print(self) {
         let Self { name, n, unit, microseconds } = self;
-        let runs = microseconds.len();
-        println!(
-            r#"{{"name":"{name}","n":{n},"unit":"{unit}","median":{median:.3},"p99":{p99:.3},"runs":{runs},"samples":[{samples}]}}"#
-        );
-    }
-
-    /// Returns at most [`MAX_PRINTED`] samples as text, evenly spread over the run.
-    fn spread(&self) -> String {
-        let stride = self.microseconds.len().div_ceil(MAX_PRINTED).max(1);
-        let spread = self.microseconds.iter().step_by(stride);
-        spread.map(|time| format!("{time:.3}")).collect::<Vec<_>>().join(",")
-    }
-
-    /// Returns a quantile by the nearest-rank method.
-    fn quantile(&self, share: f64) -> Option<f64> {
-        let rank = (share * self.microseconds.len() as f64).ceil() as usize;
-        self.microseconds.get(rank.saturating_sub(1)).copied()
+        if !microseconds.is_empty() {
+            println!(r#"{{"name":"{name}","n":{n},"unit":"{unit}","samples":{microseconds:.3?}}}"#);
+        }
     }
 }
 

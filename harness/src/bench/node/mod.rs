@@ -22,18 +22,19 @@ pub(super) async fn run(session: &Session, args: &Args) -> Result<Vec<Environmen
         parts.extend(programs::losetup(session, args).await?);
     }
     if args.runs(Part::Pods) {
-        parts.extend(pods::run(session, args).await?);
+        parts.extend(session.until_cancelled(pods::run(session, args)).await?);
     }
     if args.runs(Part::Stats) {
-        parts.extend(stats::run(session, args).await?);
+        parts.extend(session.until_cancelled(stats::run(session, args)).await?);
     }
     Ok(parts)
 }
 
 pub(super) fn requirements(args: &Args) -> Vec<Requirement> {
-    let of_part = |part, requirements: fn() -> Vec<Requirement>| args.runs(part).then(requirements);
-    let losetup = of_part(Part::Losetup, programs::losetup_requirements);
-    let pods = of_part(Part::Pods, pods::requirements);
-    let stats = of_part(Part::Stats, stats::requirements);
-    losetup.into_iter().chain(pods).chain(stats).flatten().collect()
+    let parts = [
+        (Part::Losetup, programs::losetup_requirements()),
+        (Part::Pods, pods::requirements()),
+        (Part::Stats, stats::requirements()),
+    ];
+    parts.into_iter().filter(|(part, _)| args.runs(*part)).flat_map(|(_, of_part)| of_part).collect()
 }

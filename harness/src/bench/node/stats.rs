@@ -60,10 +60,8 @@ enum Source {
 struct Durations {
     seconds: f64,
     count: f64,
-    /// The number of those that took at most [`SHORT`].
+    /// The number of walks that took at most [`SHORT`]. The kubelet knows the quotas of no other directories than emptyDirs.
     short: f64,
-    /// A lower bound of the seconds of all others: each took longer than the lower edge of its bucket.
-    long_seconds: f64,
 }
 
 /// Measures the kubelets on a cluster each, one after the other.
@@ -86,7 +84,7 @@ pub(super) async fn run(session: &Session, args: &Args) -> Result<Vec<Environmen
             }
             Ok(samples)
         });
-        let mut part = session.until_cancelled(measured).await.with_context(|| name.clone())?;
+        let mut part = measured.await.with_context(|| name.clone())?;
         part.place = format!("{}, {variant}, kubelet on the data disk", part.place);
         parts.push(part);
     }
@@ -122,9 +120,9 @@ async fn measure(env: &TestEnv<'_>, node: &Node, source: Source, pods: u64, step
     let before = Durations::read(node, source).await?;
     loop {
         let since = Durations::read(node, source).await?.since(&before)?;
-        let measured = since.measured(source);
+        let measured = since.measured();
         if measured >= (ROUNDS * directories) as f64 {
-            return Ok(since.milliseconds(source));
+            return Ok(since.milliseconds());
         }
         anyhow::ensure!(Instant::now() < deadline, "the kubelet has measured only {measured} emptyDirs");
         sleep(POLL_INTERVAL).await;
@@ -229,27 +227,17 @@ impl Durations {
     }
 
     fn parse(page: &str, source: Source) -> Result<Durations> {
-        let series = |figure: &str| {
-            let series = metrics::series(page, format!("{HISTOGRAM}_{figure}"));
-            series
-                .filter(|(labels, _)| labels.get("metric_source") == Some(source.label()))
-                .collect::<Vec<_>>()
+        let value = |figure: &str, bucket: Option<&str>| {
+            let mut series = metrics::series(page, format!("{HISTOGRAM}_{figure}"));
+            let of_source = series.find(|(labels, _)| {
+                labels.get("metric_source") == Some(source.label()) && labels.get("le") == bucket
+            });
+            of_source.map_or(0.0, |(_, value)| value)
         };
-        let only = |figure: &str| series(figure).first().map_or(0.0, |(_, value)| *value);
-        let mut durations = Durations { seconds: only("sum"), count: only("count"), ..Durations::default() };
-        // The buckets are cumulative, and in ascending order.
-        let (mut edge, mut below) = (0.0, 0.0);
-        for (labels, up_to) in series("bucket") {
-            let upper: f64 =
-                labels.get("le").and_then(|upper| upper.parse().ok()).context("a bucket has no edge")?;
-            if upper <= SHORT {
-                durations.short = up_to;
-            } else {
-                durations.long_seconds += edge * (up_to - below);
-            }
-            (edge, below) = (upper, up_to);
-        }
-        let is_number = !(durations.seconds + durations.count + durations.long_seconds).is_nan();
+        let is_walk = source == Source::Walk;
+        let short = if is_walk { value("bucket", Some(&SHORT.to_string())) } else { 0.0 };
+        let durations = Durations { seconds: value("sum", None), count: value("count", None), short };
+        let is_number = !(durations.seconds + durations.count + short).is_nan();
         anyhow::ensure!(is_number, "a value of {HISTOGRAM} is no number");
         Ok(durations)
     }
@@ -261,26 +249,18 @@ impl Durations {
             seconds: self.seconds - before.seconds,
             count: self.count - before.count,
             short: self.short - before.short,
-            long_seconds: self.long_seconds - before.long_seconds,
         })
     }
 
-    /// Returns how many emptyDirs with files were measured. The kubelet knows the quotas of no other directories.
-    fn measured(&self, source: Source) -> f64 {
-        match source {
-            Source::Walk => self.count - self.short,
-            Source::Quota => self.count,
-        }
+    /// Returns how many emptyDirs with files were measured.
+    fn measured(&self) -> f64 {
+        self.count - self.short
     }
 
-    /// Returns the mean time for one emptyDir with files. For walks it is a lower bound, because the histogram does not
-    /// separate them from the many short ones.
-    fn milliseconds(&self, source: Source) -> f64 {
-        let seconds = match source {
-            Source::Walk => self.long_seconds,
-            Source::Quota => self.seconds,
-        };
-        seconds / self.measured(source) * 1e3
+    /// Returns the mean time for one emptyDir with files. For walks it is a lower bound, because each of the many short walks counts
+    /// with [`SHORT`].
+    fn milliseconds(&self) -> f64 {
+        (self.seconds - self.short * SHORT) / self.measured() * 1e3
     }
 }
 
@@ -291,7 +271,6 @@ mod tests {
     const PAGE: &str = r#"# TYPE kubelet_volume_metric_collection_duration_seconds histogram
 kubelet_volume_metric_collection_duration_seconds_bucket{metric_source="du",le="0.01"} 30
 kubelet_volume_metric_collection_duration_seconds_bucket{metric_source="du",le="0.1"} 31
-kubelet_volume_metric_collection_duration_seconds_bucket{metric_source="du",le="+Inf"} 50
 kubelet_volume_metric_collection_duration_seconds_sum{metric_source="du"} 10.3
 kubelet_volume_metric_collection_duration_seconds_count{metric_source="du"} 50
 kubelet_volume_metric_collection_duration_seconds_bucket{metric_source="fsquota",le="0.01"} 4
@@ -302,17 +281,11 @@ kubelet_volume_metric_collection_duration_seconds_sum{metric_source="statfs"} 99
 
     #[test]
     fn walk_time_excludes_small_directories() {
-        let walks = Durations::parse(PAGE, Source::Walk).unwrap();
-        assert_eq!(
-            walks,
-            Durations { seconds: 10.3, count: 50.0, short: 30.0, long_seconds: walks.long_seconds }
-        );
-        assert_eq!(walks.measured(Source::Walk), 20.0);
-        // One walk took more than 0.01 s, and 19 more than 0.1 s.
-        assert!((walks.milliseconds(Source::Walk) - 95.5).abs() < 1e-6);
-        let quotas = Durations::parse(PAGE, Source::Quota).unwrap();
-        assert_eq!(quotas.measured(Source::Quota), 4.0);
-        assert!((quotas.milliseconds(Source::Quota) - 5.0).abs() < 1e-6);
+        let times = |source| {
+            let durations = Durations::parse(PAGE, source).unwrap();
+            (durations.measured(), durations.milliseconds().round())
+        };
+        assert_eq!((times(Source::Walk), times(Source::Quota)), ((20.0, 500.0), (4.0, 5.0)));
         assert_eq!(Durations::parse("", Source::Walk).unwrap(), Durations::default());
         assert!(Durations::parse(&PAGE.replace("} 10.3", "} much"), Source::Walk).is_err());
     }

@@ -15,12 +15,13 @@ use testvm_cluster::{ControlPlane, objects};
 use super::super::args::Args;
 use super::super::cluster::{CLASS, NAMESPACE};
 use super::super::measurement::{Environment, Samples};
+use super::super::memory::{CURRENT, PEAK as PEAK_FIELD};
 use super::super::peer;
+use super::super::process::beside_control_plane;
 use super::super::threshold::{Requirement, grows_at_most};
 use super::claims::{self, create_numbered};
-use super::process::{Installation, beside_fake_nodes};
+use super::process::{Installation, PLACE};
 use crate::builds::{self, ProgramProfile};
-use crate::test_env::workload::create_namespace;
 
 const RSS: &str = "annotations_rss_bytes";
 const PEAK: &str = "annotations_peak_rss_bytes";
@@ -36,8 +37,7 @@ pub(super) async fn run(session: &Session, args: &Args, logs: &Path) -> Result<E
     let rounds = args.size(3, 1);
     let measure = async |control_plane: &ControlPlane, kubeconfigs: &Path| {
         let client = control_plane.client();
-        create_namespace(client, NAMESPACE).await?;
-        let installation = Installation::of_provisioner(program, driver, client, kubeconfigs).await?;
+        let installation = Installation::of_provisioner(program, driver, control_plane, kubeconfigs).await?;
         control_plane.stop_controller_manager().await?;
         let claims: Api<PersistentVolumeClaim> = Api::namespaced(client.clone(), NAMESPACE);
         let step = session.progress.step(format!("create {CLAIMS} claims"));
@@ -54,15 +54,15 @@ pub(super) async fn run(session: &Session, args: &Args, logs: &Path) -> Result<E
                 step.note(format!("round {round} of {rounds}"));
                 let log = logs.join(format!("provisioner-{kib}-{round}.log"));
                 let provisioner = Box::pin(installation.start_provisioner(None, &log)).await?;
-                samples.add(RSS, kib, "B", provisioner.rss()? as f64);
-                samples.add(PEAK, kib, "B", provisioner.peak_rss()? as f64);
+                samples.add(RSS, kib, "B", provisioner.memory(CURRENT)?);
+                samples.add(PEAK, kib, "B", provisioner.memory(PEAK_FIELD)?);
                 provisioner.stop().await?;
             }
             step.done("");
         }
         Ok(samples)
     };
-    beside_fake_nodes(session, logs, None, measure).await
+    beside_control_plane(session, logs, PLACE, measure).await
 }
 
 pub(super) fn requirements() -> Vec<Requirement> {

@@ -15,8 +15,8 @@
 //! two. No PersistentVolumes exist, so the peer receives less than on a cluster, where both programs watch those of all nodes.
 //!
 //! A proxy counts the bytes that a process receives on its connections to the API server, those of the peer in the same way. They are
-//! encrypted, and compressed if the API server compresses a response. The provisioner counts its requests in its metrics. The peer has
-//! no such metrics, so its requests are counted in the audit log. Both counts contain the watches that start.
+//! encrypted, and compressed if the API server compresses a response. The requests of all processes are counted in the audit log, with the
+//! watches that start.
 //!
 //! The bench itself writes the record with which nodes rely on the labels, as the controller does when all claims are labelled.
 //!
@@ -42,43 +42,32 @@ use testvm::session::Session;
 
 use super::args::{Args, Part};
 use super::measurement::Environment;
-use super::plot::Plot;
 use super::threshold::Requirement;
 
 pub(super) async fn run(session: &Session, args: &Args) -> Result<Vec<Environment>> {
     let logs = session.workspace.reports("bench").join("scale");
-    let parts = async {
-        let mut parts = Vec::new();
-        if args.runs(Part::Claims) {
-            parts.push(Box::pin(one_node::run(session, args, &logs.join("one-node"))).await?);
-        }
-        if args.runs(Part::Placement) {
-            parts.push(Box::pin(placement::run(session, args, &logs.join("placement"))).await?);
-        }
-        if args.runs(Part::Annotations) {
-            parts.push(Box::pin(annotations::run(session, args, &logs.join("annotations"))).await?);
-        }
-        if args.runs(Part::Fleet) {
-            parts.push(Box::pin(fleet::run(session, args, &logs)).await?);
-        }
-        Ok(parts)
-    };
-    session.until_cancelled(parts).await
+    let mut parts = Vec::new();
+    if args.runs(Part::Claims) {
+        parts.push(Box::pin(one_node::run(session, args, &logs.join("one-node"))).await?);
+    }
+    if args.runs(Part::Placement) {
+        parts.push(Box::pin(placement::run(session, args, &logs.join("placement"))).await?);
+    }
+    if args.runs(Part::Annotations) {
+        parts.push(Box::pin(annotations::run(session, args, &logs.join("annotations"))).await?);
+    }
+    if args.runs(Part::Fleet) {
+        parts.push(Box::pin(fleet::run(session, args, &logs)).await?);
+    }
+    Ok(parts)
 }
 
 pub(super) fn requirements(args: &Args) -> Vec<Requirement> {
-    let of_part = |part, requirements: fn() -> Vec<Requirement>| args.runs(part).then(requirements);
-    let claims = of_part(Part::Claims, one_node::requirements);
-    let placement = of_part(Part::Placement, placement::requirements);
-    let annotations = of_part(Part::Annotations, annotations::requirements);
-    let fleet = of_part(Part::Fleet, fleet::requirements);
-    claims.into_iter().chain(placement).chain(annotations).chain(fleet).flatten().collect()
-}
-
-pub(super) fn plots() -> Vec<Plot> {
-    let plot = |title: &str, row: &str| {
-        let names = ["labels", "all", "peer"].map(|contender| format!("{contender}_{row}"));
-        Plot::new(title, "claims of another node", names)
-    };
-    vec![plot("Received at the start", one_node::START), plot("Memory", one_node::RSS)]
+    let parts = [
+        (Part::Claims, one_node::requirements()),
+        (Part::Placement, placement::requirements()),
+        (Part::Annotations, annotations::requirements()),
+        (Part::Fleet, fleet::requirements()),
+    ];
+    parts.into_iter().filter(|(part, _)| args.runs(*part)).flat_map(|(_, of_part)| of_part).collect()
 }

@@ -9,21 +9,20 @@ use testvm::session::Session;
 use testvm_cluster::ControlPlane;
 
 use super::super::args::Args;
-use super::super::cluster::NAMESPACE;
 use super::super::measurement::{Environment, Samples};
+use super::super::memory::CURRENT;
 use super::super::peer::{self, HostPeer};
-use super::super::process::NODE;
+use super::super::process::{NODE, beside_control_plane};
 use super::super::threshold::{Requirement, grows_at_most, no_more};
 use super::super::turns::take_turns;
 use super::claims::{self, Claims};
-use super::process::{Installation, Observed, beside_fake_nodes, start_sidecar};
+use super::process::{Installation, Observed, PLACE, start_sidecar};
 use crate::builds::{self, ProgramProfile};
 use crate::fake_nodes::NODES;
 use crate::test_env::claim_labels;
-use crate::test_env::workload::create_namespace;
 
-pub(super) const START: &str = "start_bytes";
-pub(super) const RSS: &str = "rss_bytes";
+const START: &str = "start_bytes";
+const RSS: &str = "rss_bytes";
 const IDLE: &str = "idle_requests_per_minute";
 const FOREIGN_CLAIM: &str = "foreign_claim_bytes";
 
@@ -51,11 +50,10 @@ pub(super) async fn run(session: &Session, args: &Args, logs: &Path) -> Result<E
     let measure = async |control_plane: &ControlPlane, kubeconfigs: &Path| {
         let step = session.progress.step("install the component claim-labels");
         let client = control_plane.client();
-        create_namespace(client, NAMESPACE).await?;
         claims::install_labels(session, client).await?;
         let claims = Claims::new(client, OTHER_NODE);
         claims.until_labelled().await?;
-        let installation = Installation::of_provisioner(program, driver, client, kubeconfigs).await?;
+        let installation = Installation::of_provisioner(program, driver, control_plane, kubeconfigs).await?;
         control_plane.stop_controller_manager().await?;
         step.done("");
         let mut bench = Bench {
@@ -84,7 +82,7 @@ pub(super) async fn run(session: &Session, args: &Args, logs: &Path) -> Result<E
         }
         Ok(bench.samples)
     };
-    beside_fake_nodes(session, logs, Some(peer::sidecars()), measure).await
+    beside_control_plane(session, logs, &format!("{PLACE}; peer: {}", peer::sidecars()), measure).await
 }
 
 pub(super) fn requirements() -> Vec<Requirement> {
@@ -152,7 +150,7 @@ impl Bench<'_> {
     async fn measure(&mut self, count: u64, processes: &[(&str, Observed)]) -> Result<()> {
         let mut values = Vec::new();
         for (_, process) in processes {
-            values.push((process.received() as f64, process.rss()? as f64));
+            values.push((process.received() as f64, process.memory(CURRENT)?));
         }
         let idle = try_join_all(processes.iter().map(|(_, process)| process.idle(IDLE_TIME))).await?;
         let before: Vec<u64> = processes.iter().map(|(_, process)| process.received()).collect();
@@ -197,19 +195,19 @@ mod tests {
         let of_peer =
             [("peer_csi_provisioner", [1.0, 1.5, 2.0, 3.0]), ("peer_csi_resizer", [10.0, 10.0, 0.0, 4.0])];
         add(&mut samples, 7, &of_peer);
-        let rows: Vec<_> = samples.rows().into_iter().map(|row| (row.name, row.median)).collect();
+        let rows: Vec<_> = samples.0.into_iter().map(|row| (row.median(), row.name)).collect();
         let expected = [
-            ("labels_start_bytes", 1.0),
-            ("labels_rss_bytes", 1.0),
-            ("labels_idle_requests_per_minute", 0.0),
-            ("labels_foreign_claim_bytes", 0.0),
-            ("peer_start_bytes", 11.0),
-            ("peer_rss_bytes", 11.5),
-            ("peer_idle_requests_per_minute", 2.0),
-            ("peer_foreign_claim_bytes", 7.0),
-            ("peer_csi_provisioner_start_bytes", 1.0),
+            (1.0, "labels_start_bytes"),
+            (1.0, "labels_rss_bytes"),
+            (0.0, "labels_idle_requests_per_minute"),
+            (0.0, "labels_foreign_claim_bytes"),
+            (11.0, "peer_start_bytes"),
+            (11.5, "peer_rss_bytes"),
+            (2.0, "peer_idle_requests_per_minute"),
+            (7.0, "peer_foreign_claim_bytes"),
+            (1.0, "peer_csi_provisioner_start_bytes"),
         ];
-        assert_eq!(rows[..9], expected.map(|(name, value)| (name.to_owned(), value)));
+        assert_eq!(rows[..9], expected.map(|(value, name)| (value, name.to_owned())));
         assert_eq!(rows.len(), 16);
     }
 }

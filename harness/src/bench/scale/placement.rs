@@ -20,16 +20,18 @@ use testvm_cluster::waiting::{State, until_one};
 use testvm_cluster::{ControlPlane, objects};
 
 use super::super::args::Args;
+use super::super::audit_log::AuditLog;
 use super::super::cluster::{CLASS, NAMESPACE};
 use super::super::measurement::{Environment, Samples};
+use super::super::memory::CURRENT;
+use super::super::process::beside_control_plane;
 use super::super::threshold::{Requirement, grows_at_most};
 use super::claims::{self, create_numbered};
-use super::process::{DRIVER, Idle, Installation, Observed, beside_fake_nodes};
+use super::process::{DRIVER, Idle, Installation, Observed, PLACE};
 use crate::builds::{self, ProgramProfile};
 use crate::fake_nodes::{self, NODES, SYSTEM};
 use crate::test_env::claim_labels::LABEL;
 use crate::test_env::claims::SELECTED_NODE;
-use crate::test_env::workload::create_namespace;
 
 /// The node that the classes leave.
 const NODE: &str = NODES[1];
@@ -39,8 +41,6 @@ const CLAIMS: u64 = 10;
 const IDLE_TIME: Duration = Duration::from_secs(30);
 /// The timeout from the creation of a claim until its node is selected.
 const PLACEMENT_TIMEOUT: Duration = Duration::from_secs(120);
-/// The resource of the leader election, whose requests do not depend on claims.
-const LEASES: &str = "leases";
 
 /// A way in which the allowed topology of a class leaves one node.
 struct Topology {
@@ -83,14 +83,14 @@ pub(super) async fn run(session: &Session, args: &Args, logs: &Path) -> Result<E
     let rounds = args.size(3, 1);
     let measure = async |control_plane: &ControlPlane, kubeconfigs: &Path| {
         let client = control_plane.client();
-        create_namespace(client, NAMESPACE).await?;
         let classes: Api<StorageClass> = Api::all(client.clone());
         for topology in &TOPOLOGIES {
             objects::create(&classes, &class(topology)?).await?;
         }
         let (node, kubeconfig) = fake_nodes::kubeconfig_of_controller(kubeconfigs)?;
         let pod = fake_nodes::pod_of_controller(client, node).await?;
-        let installation = Installation { program, driver: None, node, pod, kubeconfig };
+        let log = AuditLog::of(control_plane.layout());
+        let installation = Installation { log, program, driver: None, node, pod, kubeconfig };
         control_plane.stop_controller_manager().await?;
 
         let mut samples = Samples::default();
@@ -112,7 +112,7 @@ pub(super) async fn run(session: &Session, args: &Args, logs: &Path) -> Result<E
         }
         Ok(samples)
     };
-    beside_fake_nodes(session, logs, None, measure).await
+    beside_control_plane(session, logs, PLACE, measure).await
 }
 
 pub(super) fn requirements() -> Vec<Requirement> {
@@ -133,7 +133,7 @@ pub(super) fn requirements() -> Vec<Requirement> {
 /// Measures a controller that has just started.
 async fn sample(controller: &Observed, client: &Client, nodes: u64, samples: &mut Samples) -> Result<()> {
     samples.add("controller_start_bytes", nodes, "B", controller.received() as f64);
-    samples.add("controller_rss_bytes", nodes, "B", controller.rss()? as f64);
+    samples.add("controller_rss_bytes", nodes, "B", controller.memory(CURRENT)?);
     let idle = controller.idle(IDLE_TIME).await?;
     for topology in &TOPOLOGIES {
         let (requests, bytes) = place(controller, client, topology.class, &idle).await?;
@@ -147,8 +147,7 @@ async fn sample(controller: &Observed, client: &Client, nodes: u64, samples: &mu
 async fn place(controller: &Observed, client: &Client, class: &str, idle: &Idle) -> Result<(f64, f64)> {
     let api: Api<PersistentVolumeClaim> = Api::namespaced(client.clone(), NAMESPACE);
     let names: Vec<String> = (0..CLAIMS).map(|number| format!("{class}-{number}")).collect();
-    let (requests, received, since) =
-        (controller.requests(Some(LEASES)).await?, controller.received(), Instant::now());
+    let (requests, received, since) = (controller.requests()?, controller.received(), Instant::now());
     for name in &names {
         claims::create(&api, &claims::claim(name, class)?).await?;
         claims::annotate_with_driver(&api, name).await?;
@@ -158,7 +157,7 @@ async fn place(controller: &Observed, client: &Client, class: &str, idle: &Idle)
     }
     let received = controller.until_idle().await? - received;
     let bytes = idle.without(received, since.elapsed());
-    let requests = controller.requests(Some(LEASES)).await? - requests;
+    let requests = controller.requests()? - requests;
     for name in &names {
         claims::delete(&api, name).await?;
     }

@@ -6,22 +6,24 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use k8s_openapi::api::core::v1::Pod;
-use kube::{Client, ResourceExt};
+use kube::ResourceExt;
 use testvm::process::Program;
-use testvm::session::Session;
-use testvm_cluster::{ClusterProfile, ControlPlane, KubernetesSource, Subject};
+use testvm_cluster::{ControlPlane, Subject};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
 use super::super::audit_log::AuditLog;
+use super::super::cluster::DRIVER_USER;
 use super::super::counting_proxy::CountingProxy;
-use super::super::measurement::{Environment, Samples};
 use super::super::metrics;
 use super::super::peer::{self, HostPeer, HostSidecar, Limits};
-use super::super::process::{MeasuredProcess, NODE, environment};
-use crate::fake_nodes::{self, NODES, SYSTEM};
+use super::super::process::{MeasuredProcess, NODE};
+use crate::fake_nodes::{self, SYSTEM};
 
 pub(super) const DRIVER: &str = "csi.loopfs.dev";
+const CONTROLLER_USER: &str = "system:serviceaccount:loopfs-system:loopfs-controller";
+/// The description of the measurements beside nodes that have no kubelets.
+pub(super) const PLACE: &str = "this machine, nodes without kubelets";
 
 const PAGE_TIMEOUT: Duration = Duration::from_secs(60);
 /// Limits the shutdown of a process that completes operations in progress.
@@ -39,15 +41,13 @@ pub(super) struct Observed {
     process: MeasuredProcess,
     /// A process that receives nothing for this time is idle.
     quiet_time: Duration,
-    counter: Counter,
-}
-
-/// The source of the number of a process's requests.
-enum Counter {
-    /// The metrics of our program, and the prefix of their names.
-    Metrics { address: SocketAddr, prefix: &'static str },
-    /// The audit log after the offset, for a program without such metrics.
-    AuditLog { log: AuditLog, start: u64, user: &'static str },
+    log: AuditLog,
+    /// The end of the log when the process was started.
+    log_start: u64,
+    /// Its user name at the API server. No other process has it.
+    user: &'static str,
+    /// `false` for a sidecar, whose exit need not be clean.
+    is_ours: bool,
 }
 
 /// The requests and the received bytes of a process while nothing happens.
@@ -62,6 +62,7 @@ const SOCKET: &str = "control.sock";
 
 /// The parts of a command line that all runs of our program share.
 pub(super) struct Installation<'a> {
+    pub(super) log: AuditLog,
     pub(super) program: PathBuf,
     /// The driver to which a provisioner connects.
     pub(super) driver: Option<PathBuf>,
@@ -77,12 +78,13 @@ impl Installation<'static> {
     pub(super) async fn of_provisioner(
         program: PathBuf,
         driver: PathBuf,
-        client: &Client,
+        control_plane: &ControlPlane,
         kubeconfigs: &Path,
     ) -> Result<Self> {
-        let pod = fake_nodes::pod_of_driver(client, NODE).await?;
+        let pod = fake_nodes::pod_of_driver(control_plane.client(), NODE).await?;
         let kubeconfig = fake_nodes::kubeconfig(kubeconfigs, NODE);
-        Ok(Self { program, driver: Some(driver), node: NODE, pod, kubeconfig })
+        let log = AuditLog::of(control_plane.layout());
+        Ok(Self { log, program, driver: Some(driver), node: NODE, pod, kubeconfig })
     }
 }
 
@@ -91,16 +93,15 @@ impl Installation<'_> {
     /// with the label that the component `labels` gives them, or all claims of the cluster.
     pub(super) async fn start_provisioner(&self, labels: Option<&str>, log: &Path) -> Result<Observed> {
         let uid = self.pod.uid().context("the pod of the driver has no UID")?;
-        let provisioner = self
-            .start("node", "loopfs_provisioner", QUIET_TIME, log, |program, directory| {
-                // The driver has no storage. On such a node, the provisioner is ready all the same.
-                let socket = format!("unix://{}", directory.join(SOCKET).display());
-                let program = program.args(["--driver-socket", &socket]).env("POD_UID", uid);
-                labels.into_iter().fold(program, |program, name| program.args(["--claim-labels", name]))
-            })
-            .await?;
+        let complete = |program: Program, directory: &Path| {
+            // The driver has no storage. On such a node, the provisioner is ready all the same.
+            let socket = format!("unix://{}", directory.join(SOCKET).display());
+            let program = program.args(["--driver-socket", &socket]).env("POD_UID", uid);
+            labels.into_iter().fold(program, |program, name| program.args(["--claim-labels", name]))
+        };
+        let (provisioner, address) = self.start("node", DRIVER_USER, QUIET_TIME, log, complete).await?;
         provisioner.until_idle().await?;
-        let scope = provisioner.metric("watches_all_claims").await?;
+        let scope = metric(address, "loopfs_provisioner_watches_all_claims").await?;
         anyhow::ensure!(
             scope == Some(if labels.is_some() { 0.0 } else { 1.0 }),
             "the provisioner does not watch the claims that it should: watches_all_claims is {scope:?}"
@@ -110,29 +111,31 @@ impl Installation<'_> {
 
     /// Starts a replica of the controller, and waits until it leads, has read the objects of the API server and is idle.
     pub(super) async fn start_controller(&self, log: &Path) -> Result<Observed> {
-        let (prefix, quiet_time) = ("loopfs_controller", QUIET_TIME_OF_CONTROLLER);
-        let controller = self.start("controller", prefix, quiet_time, log, |program, _| program).await?;
-        let pending = async || match controller.metric("leads").await {
+        let (user, quiet_time) = (CONTROLLER_USER, QUIET_TIME_OF_CONTROLLER);
+        let (controller, address) =
+            self.start("controller", user, quiet_time, log, |program, _| program).await?;
+        let pending = async || match metric(address, "loopfs_controller_leads").await {
             Ok(Some(1.0)) => None,
             other => Some(format!("leads is {other:?}")),
         };
         controller.process.poll(pending).await?;
         // A replica is ready before it leads. From then on, it is ready when it has read the claims, classes and CSINodes.
-        controller.until_ready().await?;
+        until_ready(&controller.process, address).await?;
         controller.until_idle().await?;
         Ok(controller)
     }
 
     /// Starts the program in a role with the options that `complete` adds, and waits until it is ready. `complete` also receives an empty
-    /// directory for the files of the process.
+    /// directory for the files of the process. Also returns the address of its metrics.
     async fn start(
         &self,
         role: &str,
-        prefix: &'static str,
+        user: &'static str,
         quiet_time: Duration,
         log: &Path,
         complete: impl FnOnce(Program, &Path) -> Program,
-    ) -> Result<Observed> {
+    ) -> Result<(Observed, SocketAddr)> {
+        let log_start = self.log.end()?;
         let directory = tempfile::tempdir().context("create a temporary directory")?;
         let (files, kubeconfig) = (directory.path().join("files"), directory.path().join("kubeconfig"));
         let given = std::fs::read_to_string(&self.kubeconfig)
@@ -156,31 +159,16 @@ impl Installation<'_> {
             let driver = Program::new(driver).arg(files.join(SOCKET)).args([DRIVER, self.node]);
             driver.log(log.with_extension("driver.log")).spawn()
         });
-        let driver = driver.transpose()?;
-        let process = MeasuredProcess::new(complete(program, &files).spawn()?).behind(Some(proxy), directory);
-        let process = match driver {
-            Some(driver) => process.beside(driver),
-            None => process,
+        let process = MeasuredProcess {
+            controller: driver.transpose()?,
+            process: complete(program, &files).spawn()?,
+            proxy: Some(proxy),
+            _directory: Some(directory),
         };
-        let observed = Observed { process, quiet_time, counter: Counter::Metrics { address, prefix } };
-        observed.until_ready().await.with_context(|| format!("see {}", log.display()))?;
-        Ok(observed)
+        until_ready(&process, address).await.with_context(|| format!("see {}", log.display()))?;
+        let log = self.log.clone();
+        Ok((Observed { process, quiet_time, log, log_start, user, is_ours: true }, address))
     }
-}
-
-/// Runs `measure` beside a control plane with the benchmark profile, the driver's objects and the fake nodes [`NODES`], with the directory
-/// of their kubeconfigs. `peer` is the peer's name.
-pub(super) async fn beside_fake_nodes(
-    session: &Session,
-    logs: &Path,
-    peer: Option<String>,
-    measure: impl AsyncFnOnce(&ControlPlane, &Path) -> Result<Samples>,
-) -> Result<Environment> {
-    let kubernetes = KubernetesSource::default();
-    let (nodes, profile) = (NODES.map(str::to_owned), ClusterProfile::Benchmark);
-    let samples = fake_nodes::with_driver(session, &nodes, profile, &kubernetes, logs, measure).await?;
-    let peer = peer.map(|peer| format!("; peer: {peer}")).unwrap_or_default();
-    environment(&format!("this machine, nodes without kubelets{peer}"), &kubernetes, samples)
 }
 
 /// Starts a program of the peer, which has the administrator's rights, and waits until it has received all claims. Its CSI controller
@@ -192,7 +180,7 @@ pub(super) async fn start_sidecar(
     log_path: &Path,
 ) -> Result<Observed> {
     let log = AuditLog::of(control_plane.layout());
-    let counter = Counter::AuditLog { start: log.end()?, log, user: name };
+    let log_start = log.end()?;
     let caller = Subject { user: name, group: Some("system:masters") };
     let sidecar = HostSidecar {
         name,
@@ -209,7 +197,7 @@ pub(super) async fn start_sidecar(
         Err(error) => Some(format!("read {}: {error}", log_path.display())),
     };
     process.poll(pending).await.with_context(|| format!("see {}", log_path.display()))?;
-    Ok(Observed { process, quiet_time: QUIET_TIME, counter })
+    Ok(Observed { process, quiet_time: QUIET_TIME, log, log_start, user: name, is_ours: false })
 }
 
 impl Observed {
@@ -218,12 +206,8 @@ impl Observed {
         self.process.received()
     }
 
-    pub(super) fn rss(&self) -> Result<u64> {
-        self.process.rss()
-    }
-
-    pub(super) fn peak_rss(&self) -> Result<u64> {
-        self.process.peak_rss()
+    pub(super) fn memory(&self, field: &str) -> Result<f64> {
+        self.process.memory(field)
     }
 
     /// Waits until it receives nothing, and returns the bytes that it has received from the API server since its start.
@@ -231,50 +215,27 @@ impl Observed {
         self.process.until_idle(self.quiet_time).await
     }
 
-    /// Returns the number of requests that it has sent to the API server since its start, with its watches. Requests for the resource
-    /// `except` are counted only in the audit log.
-    pub(super) async fn requests(&self, except: Option<&str>) -> Result<f64> {
-        match &self.counter {
-            Counter::Metrics { address, prefix } => {
-                Ok(requests_in(&metrics_of(*address).await?, prefix, except))
-            }
-            Counter::AuditLog { log, start, user } => Ok(log.requests(*start, user)?.all() as f64),
-        }
+    /// Returns the number of requests that it has sent to the API server since its start, with its watches.
+    pub(super) fn requests(&self) -> Result<f64> {
+        Ok(self.log.requests(self.log_start, self.user)?.all() as f64)
     }
 
     /// Observes the idle process for `time`.
     pub(super) async fn idle(&self, time: Duration) -> Result<Idle> {
-        let (requests, received, since) = (self.requests(None).await?, self.received(), Instant::now());
+        let (requests, received, since) = (self.requests()?, self.received(), Instant::now());
         tokio::time::sleep(time).await;
         let elapsed = since.elapsed().as_secs_f64();
         Ok(Idle {
-            requests_per_minute: (self.requests(None).await? - requests) * 60.0 / elapsed,
+            requests_per_minute: (self.requests()? - requests) * 60.0 / elapsed,
             bytes_per_second: (self.received() - received) as f64 / elapsed,
         })
     }
 
     pub(super) async fn stop(self) -> Result<()> {
-        match self.counter {
-            Counter::Metrics { .. } => self.process.stop(STOP_GRACE).await,
-            Counter::AuditLog { .. } => self.process.stop_in_any_way(peer::STOP_GRACE).await.map(drop),
+        if self.is_ours {
+            return self.process.stop(STOP_GRACE).await;
         }
-    }
-
-    /// Waits until the caches of our program have all objects.
-    async fn until_ready(&self) -> Result<()> {
-        let Counter::Metrics { address, .. } = self.counter else { return Ok(()) };
-        let pending = async || match page(address, "/readyz").await {
-            Ok((200, _)) => None,
-            Ok((status, reason)) => Some(format!("/readyz returns {status}: {reason}")),
-            Err(error) => Some(format!("{error:#}")),
-        };
-        self.process.poll(pending).await
-    }
-
-    /// Returns the value of a metric without labels, or `None` if the process has no such metric.
-    async fn metric(&self, name: &str) -> Result<Option<f64>> {
-        let Counter::Metrics { address, prefix } = self.counter else { return Ok(None) };
-        Ok(metrics::value(&metrics_of(address).await?, &format!("{prefix}_{name}")))
+        self.process.stop_in_any_way(peer::STOP_GRACE).await.map(drop)
     }
 }
 
@@ -292,10 +253,21 @@ fn free_address() -> Result<SocketAddr> {
     listener.local_addr().context("read the address of a socket")
 }
 
-async fn metrics_of(address: SocketAddr) -> Result<String> {
+/// Waits until the caches of our program have all objects.
+async fn until_ready(process: &MeasuredProcess, address: SocketAddr) -> Result<()> {
+    let pending = async || match page(address, "/readyz").await {
+        Ok((200, _)) => None,
+        Ok((status, reason)) => Some(format!("/readyz returns {status}: {reason}")),
+        Err(error) => Some(format!("{error:#}")),
+    };
+    process.poll(pending).await
+}
+
+/// Returns the value of a metric without labels, or `None` if our program has no such metric.
+async fn metric(address: SocketAddr, name: &str) -> Result<Option<f64>> {
     let (status, metrics) = page(address, "/metrics").await?;
     anyhow::ensure!(status == 200, "/metrics returns {status}: {metrics}");
-    Ok(metrics)
+    Ok(metrics::value(&metrics, name))
 }
 
 /// Returns the HTTP status and the body of a page.
@@ -319,39 +291,9 @@ fn parse_response(response: &str) -> Result<(u16, String)> {
     Ok((status.with_context(|| format!("the response has no status: {head}"))?, body.to_owned()))
 }
 
-/// Returns the sum of the reads and writes in a page of metrics whose names begin with `prefix`, apart from those of the resource
-/// `except`.
-fn requests_in(page: &str, prefix: &str, except: Option<&str>) -> f64 {
-    let counters = ["reads", "writes"].map(|kind| format!("{prefix}_api_{kind}_total"));
-    let series = counters.iter().flat_map(|counter| metrics::series(page, counter));
-    let counted = series.filter(|(labels, _)| except.is_none() || labels.get("resource") != except);
-    counted.map(|(_, value)| value).sum::<f64>() + 0.0
-}
-
 #[cfg(test)]
 mod tests {
-    use rstest::rstest;
-
     use super::*;
-
-    const METRICS: &str = "# TYPE loopfs_provisioner_api_reads counter\n\
-                           loopfs_provisioner_api_reads_total{verb=\"list\",resource=\"nodes\",code=\"200\"} 3\n\
-                           loopfs_provisioner_api_reads_total{verb=\"watch\",resource=\"nodes\",code=\"200\"} 4\n\
-                           loopfs_provisioner_api_reads_total{verb=\"get\",resource=\"leases\",code=\"200\"} 1\n\
-                           loopfs_provisioner_api_writes_total{verb=\"patch\",resource=\"nodes\",code=\"200\"} 5\n";
-
-    #[rstest]
-    #[case::all("loopfs_provisioner", None, 13.0)]
-    #[case::without_those_of_a_resource("loopfs_provisioner", Some("leases"), 12.0)]
-    #[case::a_resource_with_a_longer_name("loopfs_provisioner", Some("node"), 13.0)]
-    #[case::of_another_role("loopfs_controller", None, 0.0)]
-    fn reads_and_writes_are_requests(
-        #[case] prefix: &str,
-        #[case] except: Option<&str>,
-        #[case] expected: f64,
-    ) {
-        assert_eq!(requests_in(METRICS, prefix, except), expected);
-    }
 
     #[test]
     fn response_has_status_and_body() {
