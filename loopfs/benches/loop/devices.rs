@@ -180,6 +180,8 @@ impl Scene {
     }
 
     fn measure_others(&self, population: &Population, series: &mut Series) -> Result<()> {
+        // The device of the large image of the run before, which LOOP_CTL_GET_FREE would find.
+        population.control.remove_idle(0);
         let (device, port) = series.time("attach_get_free", || self.attach_by_get_free(population))?;
         if self.has_losetup {
             let path = population.path(LOSETUP_IMAGE);
