@@ -36,15 +36,13 @@ const PROXIES: [&str; 3] = ["HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY"];
 const STOP_GRACE: Duration = Duration::from_secs(10);
 
 /// A program to be run. Its standard input is empty by default.
+#[must_use]
 pub struct Program {
-    program: OsString,
-    name: Option<String>,
-    args: Vec<OsString>,
-    env: Vec<(OsString, OsString)>,
-    env_removed: Vec<OsString>,
-    downloads: bool,
+    name: String,
+    is_installed: bool,
+    /// The command that starts it.
+    command: Command,
     limits: Limits,
-    directory: Option<PathBuf>,
     input: Vec<u8>,
     log: Option<PathBuf>,
     stderr_lines: Option<LineSink>,
@@ -52,17 +50,24 @@ pub struct Program {
 
 impl Program {
     /// Creates a program that inherits the environment, except its proxies, and the working directory.
-    #[must_use]
     pub fn new(program: impl Into<OsString>) -> Program {
+        let program = program.into();
+        let path = find(&program);
+        let mut command = Command::new("setpriv");
+        command.args(["--pdeathsig", "KILL", "--"]).arg(path.as_deref().unwrap_or(Path::new(&program)));
+        command.process_group(0);
+        for (name, _) in proxies() {
+            command.env_remove(name);
+        }
+        let scratch = tempfile::env::temp_dir();
+        if scratch != std::env::temp_dir() {
+            command.env("TMPDIR", scratch);
+        }
         Program {
-            program: program.into(),
-            name: None,
-            args: Vec::new(),
-            env: Vec::new(),
-            env_removed: Vec::new(),
-            downloads: false,
+            name: Path::new(&program).file_name().unwrap_or(&program).to_string_lossy().into_owned(),
+            is_installed: path.is_some(),
+            command,
             limits: limits::LOCAL,
-            directory: None,
             input: Vec::new(),
             log: None,
             stderr_lines: None,
@@ -70,79 +75,68 @@ impl Program {
     }
 
     /// Sets the program's name in messages, if its file name is not clear enough.
-    #[must_use]
     pub fn named(mut self, name: &str) -> Program {
-        self.name = Some(name.to_owned());
+        name.clone_into(&mut self.name);
         self
     }
 
     /// Adds an argument.
-    #[must_use]
     pub fn arg(mut self, arg: impl Into<OsString>) -> Program {
-        self.args.push(arg.into());
+        self.command.arg::<OsString>(arg.into());
         self
     }
 
     /// Adds arguments.
-    #[must_use]
     pub fn args(mut self, args: impl IntoIterator<Item = impl Into<OsString>>) -> Program {
-        self.args.extend(args.into_iter().map(Into::into));
+        self.command.args::<_, OsString>(args.into_iter().map(Into::into));
         self
     }
 
     /// Sets an environment variable.
-    #[must_use]
     pub fn env(mut self, name: impl Into<OsString>, value: impl Into<OsString>) -> Program {
-        self.env.push((name.into(), value.into()));
+        self.command.env::<OsString, OsString>(name.into(), value.into());
         self
     }
 
     /// Removes an environment variable.
-    #[must_use]
     pub fn env_remove(mut self, name: impl Into<OsString>) -> Program {
-        self.env_removed.push(name.into());
+        self.command.env_remove::<OsString>(name.into());
         self
     }
 
     /// Has the program use the proxies of the environment, because it fetches from other machines. Any other program would
     /// send requests for servers of this machine to the proxy, too. The time limit becomes that of a first build.
-    #[must_use]
     pub fn downloads(mut self) -> Program {
-        self.downloads = true;
+        self.command.envs(proxies());
         self.limits = limits::DOWNLOADS;
         self
     }
 
     /// Sets the time that the program has if it is [run](Program::run) to its end.
-    #[must_use]
     pub fn timeout(mut self, timeout: Duration) -> Program {
         self.limits = Limits { total: timeout, silence: None };
         self
     }
 
     /// Sets the working directory.
-    #[must_use]
     pub fn current_dir(mut self, directory: impl Into<PathBuf>) -> Program {
-        self.directory = Some(directory.into());
+        self.command.current_dir::<PathBuf>(directory.into());
         self
     }
 
     /// Sets the bytes of its standard input.
-    #[must_use]
     pub fn input(mut self, bytes: impl Into<Vec<u8>>) -> Program {
         self.input = bytes.into();
         self
     }
 
     /// Appends standard output and error to this file rather than capturing them.
-    #[must_use]
     pub fn log(mut self, path: impl Into<PathBuf>) -> Program {
         self.log = Some(path.into());
         self
     }
 
     /// Calls `sink` for each line of standard error as it is written. The line is captured or logged too.
-    #[must_use]
     pub fn on_stderr_line(mut self, sink: impl FnMut(&str) + Send + 'static) -> Program {
         self.stderr_lines = Some(Box::new(sink));
         self
@@ -153,32 +147,11 @@ impl Program {
     /// # Errors
     /// The program is not installed, or cannot be started.
     pub fn spawn(self) -> Result<Process> {
-        let name = self.name.unwrap_or_else(|| display_name(&self.program));
-        let path = find(&self.program).with_context(|| {
-            format!("{name} is not installed (looked in PATH and {})", SYSTEM_DIRECTORIES.join(", "))
-        })?;
+        let Program { name, mut command, .. } = self;
+        let directories = SYSTEM_DIRECTORIES.join(", ");
+        anyhow::ensure!(self.is_installed, "{name} is not installed (looked in PATH and {directories})");
         let output =
             Output::open(self.log.as_deref()).with_context(|| format!("open the output of {name}"))?;
-
-        let mut command = Command::new("setpriv");
-        command.args(["--pdeathsig", "KILL", "--"]).arg(path).args(&self.args);
-        if !self.downloads {
-            for (name, _) in std::env::vars_os().filter(|(name, _)| is_proxy(name)) {
-                command.env_remove(name);
-            }
-        }
-        let scratch = tempfile::env::temp_dir();
-        if scratch != std::env::temp_dir() {
-            command.env("TMPDIR", scratch);
-        }
-        command.envs(self.env.iter().map(|(name, value)| (name, value)));
-        for removed in &self.env_removed {
-            command.env_remove(removed);
-        }
-        if let Some(directory) = &self.directory {
-            command.current_dir(directory);
-        }
-        command.process_group(0);
         command.stdin(input(&self.input).with_context(|| format!("prepare the input of {name}"))?);
         command.stdout(output.stdout.try_clone()?);
         let tee = match self.stderr_lines {
@@ -227,7 +200,6 @@ impl Program {
 }
 
 /// Returns git for the repository of `root`, also in a hook, whose environment names another one.
-#[must_use]
 pub fn git(root: &Path) -> Program {
     let git = Program::new("git").current_dir(root);
     ["GIT_DIR", "GIT_INDEX_FILE", "GIT_WORK_TREE"].into_iter().fold(git, Program::env_remove)
@@ -244,13 +216,9 @@ pub fn find(program: &OsStr) -> Option<PathBuf> {
     directories.map(|directory| directory.join(program)).find(|candidate| candidate.is_file())
 }
 
-/// Returns `true` for the variables that name a proxy, in upper and in lower case. Programs read either.
-fn is_proxy(variable: &OsStr) -> bool {
-    PROXIES.iter().any(|name| variable.eq_ignore_ascii_case(name))
-}
-
-fn display_name(program: &OsStr) -> String {
-    Path::new(program).file_name().unwrap_or(program).to_string_lossy().into_owned()
+/// Returns the variables that name a proxy, in upper and in lower case, with their values. Programs read either.
+fn proxies() -> impl Iterator<Item = (OsString, OsString)> {
+    std::env::vars_os().filter(|(variable, _)| PROXIES.iter().any(|name| variable.eq_ignore_ascii_case(name)))
 }
 
 #[cfg(test)]

@@ -52,13 +52,11 @@ impl Process {
     }
 
     /// Returns the program's name in messages.
-    #[must_use]
     pub fn name(&self) -> &str {
         &self.name
     }
 
     /// Returns the process id, which is also that of the process group.
-    #[must_use]
     pub fn id(&self) -> i32 {
         self.group.as_raw()
     }
@@ -70,9 +68,6 @@ impl Process {
     }
 
     /// Waits for the end of the child. It may be called repeatedly.
-    ///
-    /// # Errors
-    /// The thread that waits for the child died.
     pub async fn wait(&mut self) -> Result<ExitStatus> {
         let status = self.exit.wait_for(Option::is_some).await;
         let status = status.with_context(|| format!("lost track of {}", self.name))?;
@@ -89,9 +84,6 @@ impl Process {
     }
 
     /// Sends SIGTERM, sends SIGKILL after `grace`, and reaps the process.
-    ///
-    /// # Errors
-    /// The thread that waits for the child died.
     pub async fn stop(mut self, grace: Duration) -> Result<ExitStatus> {
         self.end(grace).await
     }
