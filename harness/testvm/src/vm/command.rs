@@ -1,7 +1,7 @@
 //! The QEMU command line of a specification.
 
-use std::ffi::{OsStr, OsString};
-use std::os::unix::ffi::OsStrExt;
+use std::ffi::OsString;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::Path;
 
 use testvm_guest::control::CONTROL_PORT;
@@ -9,6 +9,7 @@ use testvm_guest::report::REPORT_PORT;
 
 use super::monitor::device_name;
 use super::spec::{Disk, DiskMode, Forward, VmSpec};
+use crate::process::Program;
 
 /// The file names of the sockets that QEMU connects to, in a directory of the machine's own.
 pub(super) const CONSOLE_SOCKET: &str = "console";
@@ -23,127 +24,90 @@ pub(super) const MONITOR_SOCKET: &str = "monitor";
 const KERNEL_ARGS: &str = "console=ttyS0 loglevel=6 panic=-1 oops=panic no_timer_check watchdog_thresh=60 \
                            rcupdate.rcu_cpu_stall_timeout=120 sysrq_always_enabled";
 
-/// Returns the arguments of `qemu-system-x86_64`.
-pub(super) fn arguments(spec: &VmSpec, sockets: &Path) -> Vec<OsString> {
-    let mut args = Arguments::default();
-    args.flag("-name").value(&spec.name);
+/// Adds the arguments of `qemu-system-x86_64`.
+pub(super) fn with_arguments(qemu: Program, spec: &VmSpec, sockets: &Path) -> Program {
+    // A channel works from the start: this process listens before QEMU runs and connects.
+    let socket = |qemu: Program, name: &str| {
+        let value = format!("socket,id={name},server=off,path=");
+        qemu.arg("-chardev").arg(with_path(value, &sockets.join(name)))
+    };
     // The machine has only the devices listed below, and a reset or panic ends the process.
-    for flag in ["-nodefaults", "-no-user-config", "-no-reboot"] {
-        args.flag(flag);
+    let qemu = qemu
+        .args(["-name", &spec.name, "-nodefaults", "-no-user-config", "-no-reboot", "-display", "none"])
+        // q35 reaches PID 1 half a second later than microvm. But microvm has a single clock source, and a busy
+        // host makes the kernel reject it.
+        .args(["-M", "q35"])
+        .args(spec.hypervisor.accelerator.arguments())
+        .args(["-smp", &spec.cpus.to_string(), "-m", &spec.memory_mib.to_string(), "-append", KERNEL_ARGS])
+        .arg("-kernel")
+        .arg(spec.kernel.vmlinuz())
+        .arg("-initrd")
+        .arg(&spec.initramfs);
+    let mut qemu = socket(qemu, CONSOLE_SOCKET).args([
+        "-serial",
+        &format!("chardev:{CONSOLE_SOCKET}"),
+        "-device",
+        "virtio-serial-pci,id=ports",
+    ]);
+    for (name, port) in [(REPORT_SOCKET, REPORT_PORT), (CONTROL_SOCKET, CONTROL_PORT)] {
+        let device = format!("virtserialport,bus=ports.0,chardev={name},name={port}");
+        qemu = socket(qemu, name).args(["-device", &device]);
     }
-    args.flag("-display").value("none");
-    // q35 reaches PID 1 half a second later than microvm. But microvm has a single clock source, and a busy
-    // host makes the kernel reject it.
-    args.flag("-M").value("q35");
-    for (flag, value) in spec.hypervisor.accelerator.arguments() {
-        args.flag(flag).value(value);
-    }
-    args.flag("-smp").value(spec.cpus.to_string());
-    args.flag("-m").value(spec.memory_mib.to_string());
-    args.flag("-kernel").value(spec.kernel.vmlinuz());
-    args.flag("-initrd").value(&spec.initramfs);
-    args.flag("-append").value(KERNEL_ARGS);
-
-    args.socket(CONSOLE_SOCKET, sockets);
-    args.flag("-serial").value(format!("chardev:{CONSOLE_SOCKET}"));
-    args.flag("-device").value("virtio-serial-pci,id=ports");
-    for (socket, port) in [(REPORT_SOCKET, REPORT_PORT), (CONTROL_SOCKET, CONTROL_PORT)] {
-        args.socket(socket, sockets);
-        args.flag("-device").value(format!("virtserialport,bus=ports.0,chardev={socket},name={port}"));
-    }
-    args.socket(MONITOR_SOCKET, sockets);
-    args.flag("-mon").value(format!("chardev={MONITOR_SOCKET},mode=control"));
-    args.flag("-device").value("virtio-rng-pci");
+    qemu = socket(qemu, MONITOR_SOCKET).args([
+        "-mon",
+        &format!("chardev={MONITOR_SOCKET},mode=control"),
+        "-device",
+        "virtio-rng-pci",
+    ]);
     for (index, disk) in spec.disks.iter().enumerate() {
-        args.disk(index, disk);
+        qemu = with_disk(qemu, &device_name(index), disk);
     }
     if spec.network {
-        args.flag("-netdev").value(network(&spec.forwards));
-        args.flag("-device").value("virtio-net-pci,netdev=net0,romfile=");
+        let forward = |Forward { host, guest_port }: &Forward| {
+            format!(",hostfwd=tcp:{}:{}-:{guest_port}", host.ip(), host.port())
+        };
+        let network = format!("user,id=net0{}", spec.forwards.iter().map(forward).collect::<String>());
+        qemu = qemu.args(["-netdev", &network, "-device", "virtio-net-pci,netdev=net0,romfile="]);
     }
-    args.0
+    qemu
 }
 
-fn network(forwards: &[Forward]) -> String {
-    let mut value = String::from("user,id=net0");
-    for Forward { host, guest_port } in forwards {
-        value.push_str(&format!(",hostfwd=tcp:{}:{}-:{guest_port}", host.ip(), host.port()));
-    }
-    value
-}
-
-#[derive(Default)]
-struct Arguments(Vec<OsString>);
-
-impl Arguments {
-    fn flag(&mut self, flag: &str) -> &mut Arguments {
-        self.value(flag)
-    }
-
-    fn value(&mut self, value: impl AsRef<OsStr>) -> &mut Arguments {
-        self.0.push(value.as_ref().to_owned());
-        self
-    }
-
-    /// Adds a channel that works from the start: this process listens before QEMU runs and connects.
-    fn socket(&mut self, name: &str, directory: &Path) {
-        let mut value = OsString::from(format!("socket,id={name},server=off,path="));
-        value.push(escape(&directory.join(name)));
-        self.flag("-chardev").value(value);
-    }
-
-    fn disk(&mut self, index: usize, disk: &Disk) {
-        let name = device_name(index);
-        let mut device = format!("virtio-blk-pci,drive={name},serial={}", disk.name);
-        match disk.mode {
-            DiskMode::Logged => {
-                self.recorded(&name, disk);
-                // QEMU merges adjacent requests up to 1024 buffers, the most that pwritev(2) accepts. The log
-                // adds a header, so a merged write of 1024 buffers would fail with EINVAL, and the guest
-                // would see an I/O error.
-                device.push_str(",request-merging=off");
-            }
-            DiskMode::Persistent => self.drive(&name, disk, ""),
-            DiskMode::Scratch => self.drive(&name, disk, ",snapshot=on"),
-            DiskMode::ReadOnly => self.drive(&name, disk, ",readonly=on"),
+fn with_disk(qemu: Program, name: &str, disk: &Disk) -> Program {
+    let device = format!("virtio-blk-pci,drive={name},serial={}", disk.name);
+    let options = match disk.mode {
+        DiskMode::Logged => {
+            // QEMU merges adjacent requests up to 1024 buffers, the most that pwritev(2) accepts. The log
+            // adds a header, so a merged write of 1024 buffers would fail with EINVAL, and the guest
+            // would see an I/O error.
+            let device = format!("{device},request-merging=off");
+            return with_write_log(qemu, name, disk).args(["-device", &device]);
         }
-        self.flag("-device").value(device);
-    }
-
-    fn drive(&mut self, name: &str, disk: &Disk, more: &str) {
-        // A flush need not reach the host's disk: a simulated power cut ends QEMU, not the host.
-        let mut drive = OsString::from(format!("id={name},if=none,format=raw,cache=unsafe,discard=unmap"));
-        drive.push(more);
-        drive.push(",file=");
-        drive.push(escape(&disk.image));
-        self.flag("-drive").value(drive);
-    }
-
-    /// Adds a disk with a write log. The guest's flushes are logged and need not reach the host's disk.
-    fn recorded(&mut self, name: &str, disk: &Disk) {
-        let log = disk.write_log();
-        for (node, path) in [("image", &disk.image), ("log", &log)] {
-            let mut file = OsString::from(format!(
-                "driver=file,node-name={name}-{node},cache.no-flush=on,discard=unmap,filename="
-            ));
-            file.push(escape(path));
-            self.flag("-blockdev").value(file);
-        }
-        self.flag("-blockdev")
-            .value(format!("driver=blklogwrites,node-name={name},file={name}-image,log={name}-log"));
-    }
+        DiskMode::Persistent => "",
+        DiskMode::Scratch => ",snapshot=on",
+        DiskMode::ReadOnly => ",readonly=on",
+    };
+    // A flush need not reach the host's disk: a simulated power cut ends QEMU, not the host.
+    let drive = format!("id={name},if=none,format=raw,cache=unsafe,discard=unmap{options},file=");
+    qemu.arg("-drive").arg(with_path(drive, &disk.image)).args(["-device", &device])
 }
 
-/// Escapes a path for QEMU's option lists: commas separate options, so a comma is doubled.
-fn escape(path: &Path) -> OsString {
-    let mut bytes = Vec::new();
+/// Adds the nodes of a disk with a write log. The guest's flushes are logged and need not reach the host's disk.
+fn with_write_log(mut qemu: Program, name: &str, disk: &Disk) -> Program {
+    for (node, path) in [("image", &disk.image), ("log", &disk.write_log())] {
+        let file = format!("driver=file,node-name={name}-{node},cache.no-flush=on,discard=unmap,filename=");
+        qemu = qemu.arg("-blockdev").arg(with_path(file, path));
+    }
+    let log = format!("driver=blklogwrites,node-name={name},file={name}-image,log={name}-log");
+    qemu.args(["-blockdev", &log])
+}
+
+/// Appends a path to an option of QEMU, in which commas separate values, so a comma is doubled.
+fn with_path(option: String, path: &Path) -> OsString {
+    let mut bytes = option.into_bytes();
     for byte in path.as_os_str().as_bytes() {
-        bytes.push(*byte);
-        if *byte == b',' {
-            bytes.push(b',');
-        }
+        bytes.extend(if *byte == b',' { b",,".as_slice() } else { std::slice::from_ref(byte) });
     }
-    OsStr::from_bytes(&bytes).to_owned()
+    OsString::from_vec(bytes)
 }
 
 #[cfg(test)]
@@ -152,6 +116,6 @@ mod tests {
 
     #[test]
     fn comma_in_path_is_doubled() {
-        assert_eq!(escape(Path::new("/d/a,b.ext4")), "/d/a,,b.ext4");
+        assert_eq!(with_path("file=".to_owned(), Path::new("/d/a,b.ext4")), "file=/d/a,,b.ext4");
     }
 }

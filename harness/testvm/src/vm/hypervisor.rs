@@ -13,10 +13,10 @@ pub enum Accelerator {
 }
 
 impl Accelerator {
-    pub(super) fn arguments(self) -> [(&'static str, &'static str); 2] {
+    pub(super) fn arguments(self) -> [&'static str; 4] {
         match self {
-            Accelerator::Kvm => [("-accel", "kvm"), ("-cpu", "host")],
-            Accelerator::Tcg => [("-accel", "tcg,thread=multi"), ("-cpu", "max")],
+            Accelerator::Kvm => ["-accel", "kvm", "-cpu", "host"],
+            Accelerator::Tcg => ["-accel", "tcg,thread=multi", "-cpu", "max"],
         }
     }
 

@@ -12,7 +12,7 @@ use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 
-use super::command::{CONSOLE_SOCKET, CONTROL_SOCKET, MONITOR_SOCKET, REPORT_SOCKET, arguments};
+use super::command::{CONSOLE_SOCKET, CONTROL_SOCKET, MONITOR_SOCKET, REPORT_SOCKET, with_arguments};
 use super::console::{Console, Watcher};
 use super::control::Control;
 use super::ending::{Evidence, FINAL_OUTPUT_TIMEOUT, POWER_OFF_TIMEOUT, checked_disks, follow};
@@ -111,11 +111,7 @@ impl Vm {
             std::fs::File::create(&log).with_context(|| format!("make {}", log.display()))?;
         }
         let qemu_log = spec.logs.join("qemu.log");
-        let mut process = spec
-            .hypervisor
-            .qemu
-            .program()
-            .args(arguments(spec, sockets.path()))
+        let mut process = with_arguments(spec.hypervisor.qemu.program(), spec, sockets.path())
             .env("TMPDIR", scratch_directory())
             .log(&qemu_log)
             .spawn()
@@ -164,19 +160,16 @@ impl Vm {
     }
 
     /// Returns the name of the machine in messages.
-    #[must_use]
     pub fn name(&self) -> &str {
         &self.name
     }
 
     /// Returns the client for requests to the node in the machine.
-    #[must_use]
     pub fn control(&self) -> &Control {
         &self.control
     }
 
     /// Returns the machine's progress, on which other tasks can wait too.
-    #[must_use]
     pub fn phase(&self) -> watch::Receiver<Phase> {
         self.phase.clone()
     }
@@ -232,7 +225,6 @@ impl Vm {
     }
 
     /// Returns the times at which the host received the lines of each log.
-    #[must_use]
     pub fn line_times(&self) -> LineTimes {
         self.said.borrow().clone()
     }
