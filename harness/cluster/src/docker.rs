@@ -11,9 +11,7 @@ use anyhow::Result;
 use testvm::images::kernel::{Kernel, Module};
 use testvm::session::Session;
 use testvm::vm::{Control, Disk, DiskMode, Forward, Hypervisor, Vm, VmSpec, choose, initramfs};
-use testvm_guest::spec::{
-    Command, Condition, FileSpec, Mode, Mount, Network, NodeSpec, Ready, Restart, Service, Source, Step,
-};
+use testvm_guest::spec::{Condition, FileSpec, Mode, Mount, NodeSpec, Service, Source, Step};
 
 use super::images::MODULE_SETS;
 
@@ -114,7 +112,6 @@ fn node_spec(mounts: Vec<Mount>) -> NodeSpec {
         hostname: "docker".to_owned(),
         root_disk: ROOT_DISK.to_owned(),
         mounts: std::iter::once(docker).chain(mounts).collect(),
-        network: Some(Network::default()),
         files: vec![FileSpec {
             path: "/etc/hosts".to_owned(),
             mode: 0o644,
@@ -122,22 +119,19 @@ fn node_spec(mounts: Vec<Mount>) -> NodeSpec {
         }],
         steps: vec![
             // A distribution has the node of the loop driver from its start, by systemd.
-            Step::Run(Command {
+            Step::Run {
                 name: "modprobe".to_owned(),
                 argv: vec!["modprobe".to_owned(), "loop".to_owned()],
-                env: BTreeMap::new(),
                 timeout: MODPROBE_TIMEOUT,
-            }),
+            },
             Step::Service(Service {
                 name: "dockerd".to_owned(),
                 argv: vec!["dockerd".to_owned()],
                 env: BTreeMap::new(),
                 log_file: None,
-                restart: Restart::Never,
-                ready: Some(Ready {
-                    when: Condition::UnixSocket(DOCKER_SOCKET.to_owned()),
-                    within: BOOT_DEADLINE,
-                }),
+                restart: false,
+                ready: Condition::UnixSocket(DOCKER_SOCKET.to_owned()),
+                ready_within: BOOT_DEADLINE,
             }),
         ],
     }

@@ -5,9 +5,7 @@ use std::time::Duration;
 
 use anyhow::Result;
 use serde_json::{Value, json};
-use testvm_guest::spec::{
-    Command, Condition, FileSpec, Mount, Network, NodeSpec, Ready, Restart, Service, Source, Step,
-};
+use testvm_guest::spec::{Condition, FileSpec, Mount, NodeSpec, Service, Source, Step};
 
 use super::components::HOST_SEEN_FROM_GUEST;
 use super::control_plane::ControlPlane;
@@ -133,7 +131,6 @@ pub(crate) fn node_spec(
         hostname: node.name(),
         root_disk: ROOT_DISK.into(),
         mounts,
-        network: Some(Network::default()),
         files: files(control_plane, node, parts)?,
         steps,
     })
@@ -334,7 +331,7 @@ fn in_memory(target: &str) -> Mount {
 }
 
 fn run(name: &str, argv: &[&str], timeout: Duration) -> Step {
-    Step::Run(Command { name: name.into(), argv: strings(argv), env: BTreeMap::new(), timeout })
+    Step::Run { name: name.into(), argv: strings(argv), timeout }
 }
 
 /// Returns the path of the log of a service on a node that has [services of the caller](super::NodePlan::services). When it
@@ -352,8 +349,9 @@ fn planned(service: &NodeService, node: &NodeName) -> Step {
         argv: argv.clone(),
         env: BTreeMap::from([("NODE_NAME".to_owned(), node.name())]),
         log_file: None,
-        restart: Restart::Always,
-        ready: Some(Ready { when: Condition::UnixSocket(socket.clone()), within: START_DEADLINE }),
+        restart: true,
+        ready: Condition::UnixSocket(socket.clone()),
+        ready_within: START_DEADLINE,
     })
 }
 
@@ -363,8 +361,9 @@ fn service(name: &str, argv: &[&str], when: Condition, is_logged: bool) -> Step 
         argv: strings(argv),
         env: BTreeMap::new(),
         log_file: is_logged.then(|| log_file(name)),
-        restart: Restart::Always,
-        ready: Some(Ready { when, within: START_DEADLINE }),
+        restart: true,
+        ready: when,
+        ready_within: START_DEADLINE,
     })
 }
 

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use testvm_guest::spec::{Command, Mount, Source, Step};
+use testvm_guest::spec::{Mount, Source, Step};
 
 /// The mount point of tracefs.
 const TRACEFS: &str = "/sys/kernel/tracing";
@@ -27,10 +27,9 @@ pub(crate) fn mount() -> Mount {
 
 /// Returns the step that starts the recording.
 pub(crate) fn step() -> Step {
-    Step::Run(Command {
+    Step::Run {
         name: "trace".into(),
         argv: ["sh", "-c", SETUP, "sh", INSTANCE].map(str::to_owned).into(),
-        env: Default::default(),
         timeout: TIMEOUT,
-    })
+    }
 }

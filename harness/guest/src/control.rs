@@ -34,16 +34,8 @@ pub enum Action {
 #[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
 pub struct Response {
     pub id: u64,
-    /// The result, or the text of the error.
-    pub result: Result<Answer, String>,
-}
-
-/// The result of an action.
-#[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Answer {
-    Done,
-    Exec(ExecOutput),
+    /// The output of [`Action::Exec`], or the text of the error.
+    pub result: Result<Option<ExecOutput>, String>,
 }
 
 /// The result of a program that [`Action::Exec`] ran.

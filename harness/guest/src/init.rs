@@ -9,7 +9,7 @@ use nix::sys::time::TimeSpec;
 use nix::time::{ClockId, clock_settime};
 
 use super::children::Children;
-use super::report::{END_OF_CONSOLE, Message, REPORT_PORT, Verdict};
+use super::report::{END_OF_CONSOLE, Message, REPORT_PORT};
 use super::reporter::Reporter;
 use super::spec::{BootSpec, Mode, SPEC_PATH};
 use super::{devices, kernel_log, modprobe, mounts, node, tests, xfs};
@@ -49,12 +49,9 @@ fn boot() -> Result<()> {
     let result = match &spec.mode {
         Mode::Hello => Ok(()),
         Mode::Tests(spec) => tests::run(spec, &children, &reporter),
-        Mode::Node(spec) => node::run(spec, &children, &reporter),
+        Mode::Node(spec) => node::run_node(spec, &children, &reporter),
     };
-    reporter.verdict(match result {
-        Ok(()) => Verdict::Passed,
-        Err(error) => Verdict::Failed(format!("{error:#}")),
-    });
+    reporter.verdict(result.map_err(|error| format!("{error:#}")));
     Ok(())
 }
 

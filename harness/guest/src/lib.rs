@@ -5,8 +5,8 @@
 //! is the program that holds the namespaces of a pod.
 //!
 //! The guest finds its disks by virtio-blk serial numbers, and its two virtio ports by their names. It therefore works with
-//! any host that writes the specification; that of this workspace is `testvm`. `examples/boot_specification.rs` prints the
-//! specification of a machine with a disk and a service, and lines of both ports.
+//! any host that writes the specification; that of this workspace is `testvm`. A host puts the program `guest-init` at `/init` of an
+//! initramfs, and the specification at [`spec::SPEC_PATH`].
 //!
 //! The crate has no async runtime: both programs are built static, and one of them is in every initramfs. The
 //! host links to the crate for the types of the protocol.

@@ -13,25 +13,19 @@ use super::spec::{Mount, Source};
 
 const HARDENED: MsFlags = MsFlags::MS_NOSUID.union(MsFlags::MS_NODEV).union(MsFlags::MS_NOEXEC);
 
-/// Mounts proc, sys and dev below `root`, and the other file systems that programs expect.
-pub(super) fn mount_system(root: &str) -> Result<()> {
-    system(root, "proc", "/proc", HARDENED, "")?;
-    system(root, "sysfs", "/sys", HARDENED, "")?;
-    system(root, "devtmpfs", "/dev", MsFlags::MS_NOSUID, "mode=0755")?;
-    system(
-        root,
-        "devpts",
-        "/dev/pts",
-        MsFlags::MS_NOSUID | MsFlags::MS_NOEXEC,
-        "mode=0620,ptmxmode=0666,gid=5",
-    )?;
-    system(root, "tmpfs", "/dev/shm", MsFlags::MS_NOSUID | MsFlags::MS_NODEV, "mode=1777")?;
-    system(root, "cgroup2", "/sys/fs/cgroup", HARDENED, "nsdelegate")?;
-    system(root, "tmpfs", "/run", MsFlags::MS_NOSUID | MsFlags::MS_NODEV, "mode=0755")?;
-    system(root, "tmpfs", "/tmp", MsFlags::MS_NOSUID | MsFlags::MS_NODEV, "mode=1777")?;
+/// Mounts proc, sys and dev, and the other file systems that programs expect.
+pub(super) fn mount_system() -> Result<()> {
+    mount_early()?;
+    let no_devices = MsFlags::MS_NOSUID | MsFlags::MS_NODEV;
+    let no_programs = MsFlags::MS_NOSUID | MsFlags::MS_NOEXEC;
+    system("devpts", "/dev/pts", no_programs, "mode=0620,ptmxmode=0666,gid=5")?;
+    system("tmpfs", "/dev/shm", no_devices, "mode=1777")?;
+    system("cgroup2", "/sys/fs/cgroup", HARDENED, "nsdelegate")?;
+    system("tmpfs", "/run", no_devices, "mode=0755")?;
+    system("tmpfs", "/tmp", no_devices, "mode=1777")?;
     for (name, target) in [("fd", "/proc/self/fd"), ("stdin", "fd/0"), ("stdout", "fd/1"), ("stderr", "fd/2")]
     {
-        let link = format!("{root}/dev/{name}");
+        let link = format!("/dev/{name}");
         if fs::symlink_metadata(&link).is_err() {
             symlink(target, &link).with_context(|| format!("link {link}"))?;
         }
@@ -41,9 +35,9 @@ pub(super) fn mount_system(root: &str) -> Result<()> {
 
 /// Mounts the file systems that are needed to find devices.
 pub(super) fn mount_early() -> Result<()> {
-    system("", "proc", "/proc", HARDENED, "")?;
-    system("", "sysfs", "/sys", HARDENED, "")?;
-    system("", "devtmpfs", "/dev", MsFlags::MS_NOSUID, "mode=0755")
+    system("proc", "/proc", HARDENED, "")?;
+    system("sysfs", "/sys", HARDENED, "")?;
+    system("devtmpfs", "/dev", MsFlags::MS_NOSUID, "mode=0755")
 }
 
 /// Unmounts the file systems of [`mount_early`].
@@ -54,10 +48,9 @@ pub(super) fn unmount_early() -> Result<()> {
     Ok(())
 }
 
-fn system(root: &str, fs_type: &str, target: &str, flags: MsFlags, data: &str) -> Result<()> {
-    let target = format!("{root}{target}");
-    fs::create_dir_all(&target).with_context(|| format!("create {target}"))?;
-    mount(Some(fs_type), target.as_str(), Some(fs_type), flags, Some(data))
+fn system(fs_type: &str, target: &str, flags: MsFlags, data: &str) -> Result<()> {
+    fs::create_dir_all(target).with_context(|| format!("create {target}"))?;
+    mount(Some(fs_type), target, Some(fs_type), flags, Some(data))
         .with_context(|| format!("mount {fs_type} on {target}"))
 }
 
@@ -154,7 +147,7 @@ pub(super) fn switch_root(disk: &str) -> Result<()> {
     // Mount propagation into containers needs a shared root. Later mounts inherit the propagation.
     mount(None::<&str>, "/", None::<&str>, MsFlags::MS_REC | MsFlags::MS_SHARED, None::<&str>)
         .context("make / a shared mount")?;
-    mount_system("")
+    mount_system()
 }
 
 /// Deletes the files of the initramfs, which occupy memory and are not read again.

@@ -15,16 +15,19 @@ use nix::unistd::{Pid, sethostname};
 use super::children::{Children, Output, command};
 use super::report::{End, Message};
 use super::reporter::Reporter;
-use super::services::{Services, StopReason};
-use super::spec::{self, FileSpec, Network, NodeSpec, Step};
+use super::services::Services;
+use super::spec::{FileSpec, NodeSpec, Step};
 use super::{devices, mounts, requests};
 
+/// The addresses of the machine and of its gateway, the host's loopback, in QEMU's user-mode network.
+const ADDRESS: &str = "10.0.2.15/24";
+const GATEWAY: &str = "10.0.2.2";
 /// The timeout for configuring the network, which takes a few netlink calls.
 const NETWORK_TIMEOUT: Duration = Duration::from_secs(30);
 /// The time that services have to end at power-off.
 const STOP_TIMEOUT: Duration = Duration::from_secs(3);
 
-pub(super) fn run(spec: &NodeSpec, children: &Children, reporter: &Reporter) -> Result<()> {
+pub(super) fn run_node(spec: &NodeSpec, children: &Children, reporter: &Reporter) -> Result<()> {
     let control = devices::port(super::control::CONTROL_PORT)?;
     mounts::switch_root(&spec.root_disk)?;
     sethostname(&spec.hostname).context("set the host name")?;
@@ -34,9 +37,7 @@ pub(super) fn run(spec: &NodeSpec, children: &Children, reporter: &Reporter) -> 
     for file in &spec.files {
         write(file)?;
     }
-    if let Some(network) = &spec.network {
-        configure(network, children, reporter)?;
-    }
+    configure_network(children, reporter)?;
 
     let (end, ending) = mpsc::channel();
     let services = Services::new(children.clone(), reporter.clone(), end.clone());
@@ -49,30 +50,33 @@ pub(super) fn run(spec: &NodeSpec, children: &Children, reporter: &Reporter) -> 
         move || match steps.iter().try_for_each(|step| take(step, &services, &children, &reporter)) {
             Ok(()) => reporter.send(&Message::NodeReady),
             // There is no receiver only if the machine is ending already.
-            Err(error) => drop(end.send(StopReason::Failed(format!("{error:#}")))),
+            Err(error) => drop(end.send(Err(format!("{error:#}")))),
         }
     });
     let ending = ending.recv().context("wait for the end of the node")?;
     shut_down(spec, &services);
-    match ending {
-        StopReason::PowerOff => Ok(()),
-        StopReason::Failed(why) => anyhow::bail!(why),
-    }
+    ending.map_err(anyhow::Error::msg)
 }
 
 fn take(step: &Step, services: &Services, children: &Children, reporter: &Reporter) -> Result<()> {
     match step {
-        Step::Run(run) => run_to_end(run, children, reporter),
+        Step::Run { name, argv, timeout } => run(name, argv, *timeout, children, reporter),
         Step::Service(service) => services.start(service),
     }
 }
 
-fn run_to_end(run: &spec::Command, children: &Children, reporter: &Reporter) -> Result<()> {
-    let command = command(&run.argv, &run.env)?;
+fn run(
+    name: &str,
+    argv: &[String],
+    timeout: Duration,
+    children: &Children,
+    reporter: &Reporter,
+) -> Result<()> {
+    let command = command(argv, &Default::default())?;
     let (end, ..) = children
-        .run(&run.name, command, "", Output::Log(reporter.clone(), None), run.timeout)
-        .with_context(|| format!("start {}", run.name))?;
-    anyhow::ensure!(end == End::Exited(0), "{} ended with {end:?}: {}", run.name, run.argv.join(" "));
+        .run(name, command, "", Output::Log(reporter.clone(), None), timeout)
+        .with_context(|| format!("start {name}"))?;
+    anyhow::ensure!(end == End::Exited(0), "{name} ended with {end:?}: {}", argv.join(" "));
     Ok(())
 }
 
@@ -86,18 +90,18 @@ fn write(file: &FileSpec) -> Result<()> {
         .with_context(|| format!("set the mode of {}", file.path))
 }
 
-fn configure(network: &Network, children: &Children, reporter: &Reporter) -> Result<()> {
+fn configure_network(children: &Children, reporter: &Reporter) -> Result<()> {
     let interface = first_interface()?;
-    let ip = |args: &[&str]| {
-        let argv = std::iter::once("ip").chain(args.iter().copied()).map(str::to_owned).collect();
-        let run =
-            spec::Command { name: "ip".to_owned(), argv, env: Default::default(), timeout: NETWORK_TIMEOUT };
-        run_to_end(&run, children, reporter)
-    };
-    ip(&["link", "set", "lo", "up"])?;
-    ip(&["link", "set", &interface, "up"])?;
-    ip(&["address", "add", &network.address, "dev", &interface])?;
-    ip(&["route", "add", "default", "via", &network.gateway])
+    for args in [
+        ["link", "set", "lo", "up"].as_slice(),
+        &["link", "set", &interface, "up"],
+        &["address", "add", ADDRESS, "dev", &interface],
+        &["route", "add", "default", "via", GATEWAY],
+    ] {
+        let argv: Vec<String> = ["ip"].iter().chain(args).map(|arg| (*arg).to_owned()).collect();
+        run("ip", &argv, NETWORK_TIMEOUT, children, reporter)?;
+    }
+    Ok(())
 }
 
 fn first_interface() -> Result<String> {

@@ -33,16 +33,8 @@ pub enum Message {
         how: String,
         restarted: bool,
     },
-    /// The last message. The guest sends exactly one; a guest that ends without one has failed.
-    Verdict(Verdict),
-}
-
-/// The result of the whole boot.
-#[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Verdict {
-    Passed,
-    Failed(String),
+    /// The last message: the result of the whole boot. The guest sends exactly one; a guest that ends without one has failed.
+    Verdict(Result<(), String>),
 }
 
 /// How one test binary ended. [`Message::Log`] lines with its name precede it and have its output.

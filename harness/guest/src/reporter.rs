@@ -4,7 +4,7 @@ use std::fs::File;
 use std::io::Write;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use super::report::{Message, Verdict};
+use super::report::Message;
 
 /// Sends messages to the host, from any thread. It sends nothing after the verdict.
 #[derive(Clone, Debug)]
@@ -27,7 +27,7 @@ impl Reporter {
     }
 
     /// Sends the verdict, unless one was sent before. The write returns when the host has received it.
-    pub(super) fn verdict(&self, verdict: Verdict) {
+    pub(super) fn verdict(&self, verdict: Result<(), String>) {
         let mut port = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(mut file) = port.take() {
             write(&mut file, &Message::Verdict(verdict));

@@ -9,7 +9,7 @@ use anyhow::{Context, Result};
 use nix::sys::signal::Signal;
 
 use super::children::{Children, Output, command};
-use super::control::{Action, Answer, ExecOutput, Request, Response};
+use super::control::{Action, ExecOutput, Request, Response};
 use super::report::End;
 use super::services::{Services, StopReason};
 
@@ -67,7 +67,7 @@ impl Server {
         });
     }
 
-    fn perform(&self, action: Action) -> Result<Answer> {
+    fn perform(&self, action: Action) -> Result<Option<ExecOutput>> {
         match action {
             Action::Exec { argv, env, input, timeout } => {
                 let command = command(&argv, &env)?;
@@ -76,7 +76,7 @@ impl Server {
                     .run("exec", command, &input, Output::Capture, timeout)
                     .with_context(|| format!("run {}", argv.join(" ")))?;
                 let text = |bytes: Vec<u8>| String::from_utf8_lossy(&bytes).into_owned();
-                Ok(Answer::Exec(ExecOutput {
+                Ok(Some(ExecOutput {
                     code: exit_code(&end).with_context(|| format!("{}: {end:?}", argv.join(" ")))?,
                     stdout: text(stdout),
                     stderr: text(stderr),
@@ -85,11 +85,11 @@ impl Server {
             Action::SignalService { name, signal } => {
                 let signal = Signal::try_from(signal).with_context(|| format!("no signal is {signal}"))?;
                 self.services.signal(&name, signal)?;
-                Ok(Answer::Done)
+                Ok(None)
             }
             Action::PowerOff => {
-                self.end.send(StopReason::PowerOff).context("the machine is ending already")?;
-                Ok(Answer::Done)
+                self.end.send(Ok(())).context("the machine is ending already")?;
+                Ok(None)
             }
         }
     }

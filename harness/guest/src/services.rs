@@ -15,19 +15,15 @@ use super::children::{Children, Output, command};
 use super::log_file::LogFile;
 use super::report::{End, Message};
 use super::reporter::Reporter;
-use super::spec::{Condition, Ready, Restart, Service};
+use super::spec::{Condition, Service};
 
 /// The delay before a restart, so that a service that ends immediately does not fill the log.
 const RESTART_DELAY: Duration = Duration::from_secs(1);
 /// The poll interval: no event announces that a socket or health endpoint is ready.
 const READY_POLL: Duration = Duration::from_millis(100);
 
-/// Why the machine ends.
-#[derive(Debug)]
-pub(super) enum StopReason {
-    PowerOff,
-    Failed(String),
-}
+/// Why the machine ends: the host requested it, or something failed.
+pub(super) type StopReason = Result<(), String>;
 
 #[derive(Clone, Debug)]
 pub(super) struct Services(Arc<Shared>);
@@ -62,20 +58,14 @@ impl Services {
             move || shared.supervise(&service, &first_start)
         });
         started.recv().with_context(|| format!("start the service {}", service.name))??;
-        match &service.ready {
-            Some(ready) => self.wait_ready(&service.name, ready),
-            None => Ok(()),
-        }
-    }
-
-    fn wait_ready(&self, name: &str, ready: &Ready) -> Result<()> {
-        let deadline = Instant::now() + ready.within;
-        while !holds(&ready.when, &self.0.children) {
+        let deadline = Instant::now() + service.ready_within;
+        while !holds(&service.ready, &self.0.children) {
             anyhow::ensure!(
                 Instant::now() < deadline,
-                "the service {name} was not ready within {:?}: {:?}",
-                ready.within,
-                ready.when
+                "the service {} was not ready within {:?}: {:?}",
+                service.name,
+                service.ready_within,
+                service.ready
             );
             std::thread::sleep(READY_POLL);
         }
@@ -131,7 +121,7 @@ impl Shared {
             if self.stopping.load(Ordering::SeqCst) {
                 return;
             }
-            let restarted = service.restart == Restart::Always;
+            let restarted = service.restart;
             self.reporter.send(&Message::ServiceEnded {
                 name: service.name.clone(),
                 how: format!("{end:?}"),
@@ -139,7 +129,7 @@ impl Shared {
             });
             if !restarted {
                 let why = format!("the service {} ended: {end:?}", service.name);
-                return drop(self.end.send(StopReason::Failed(why)));
+                return drop(self.end.send(Err(why)));
             }
             std::thread::sleep(RESTART_DELAY);
         }
@@ -168,12 +158,10 @@ fn holds(condition: &Condition, children: &Children) -> bool {
     match condition {
         Condition::UnixSocket(path) => UnixStream::connect(path).is_ok(),
         Condition::Tcp(address) => TcpStream::connect(address).is_ok(),
-        Condition::Succeeds(argv) => succeeds(argv, children),
+        Condition::Succeeds(argv) => {
+            let Ok(command) = command(argv, &Default::default()) else { return false };
+            let run = children.run("readiness", command, "", Output::Capture, Duration::from_secs(30));
+            matches!(run, Ok((End::Exited(0), ..)))
+        }
     }
-}
-
-fn succeeds(argv: &[String], children: &Children) -> bool {
-    let Ok(command) = command(argv, &Default::default()) else { return false };
-    let run = children.run("readiness", command, "", Output::Capture, Duration::from_secs(30));
-    matches!(run, Ok((End::Exited(0), ..)))
 }

@@ -56,7 +56,6 @@ pub struct TestBinary {
 
 impl TestBinary {
     /// Returns the name of the lines of [`Self::report`] in the log.
-    #[must_use]
     pub fn reported_as(name: &str) -> String {
         format!("{name}.report")
     }
@@ -90,32 +89,16 @@ pub enum Source {
 ///
 /// Before the first step, the guest switches to the root disk and mounts proc, sys, dev and cgroup2, and
 /// tmpfs on /run and /tmp. It makes `/` a shared mount and mounts [`NodeSpec::mounts`] in order. It then
-/// configures the network and writes [`NodeSpec::files`].
+/// writes [`NodeSpec::files`], and gives the first network interface its address in QEMU's user-mode network.
 #[derive(Clone, Debug, Default, Deserialize, Eq, PartialEq, Serialize)]
 pub struct NodeSpec {
     pub hostname: String,
     /// The name of the disk that holds the root file system (ext4).
     pub root_disk: String,
     pub mounts: Vec<Mount>,
-    pub network: Option<Network>,
     pub files: Vec<FileSpec>,
     /// The steps, in their order. The node is ready after the last. A step that fails ends the run.
     pub steps: Vec<Step>,
-}
-
-/// Static addresses on the first network interface.
-#[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
-pub struct Network {
-    /// The address with its prefix length: `10.0.2.15/24`.
-    pub address: String,
-    pub gateway: String,
-}
-
-impl Default for Network {
-    /// Returns the addresses of QEMU's user-mode network. The gateway is the host's loopback.
-    fn default() -> Network {
-        Network { address: "10.0.2.15/24".to_owned(), gateway: "10.0.2.2".to_owned() }
-    }
 }
 
 /// A small text file. Large files belong on a disk.
@@ -130,20 +113,11 @@ pub struct FileSpec {
 #[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Step {
-    /// Runs a program. The next step begins after it has ended with exit code 0.
-    Run(Command),
+    /// Runs a program, with `name` as the name of its lines in the log. The next step begins after it has ended with exit
+    /// code 0.
+    Run { name: String, argv: Vec<String>, timeout: Duration },
     /// Starts a program that keeps running. The next step begins when it is ready.
     Service(Service),
-}
-
-/// A program that runs to its end.
-#[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
-pub struct Command {
-    /// The name of its lines in the log.
-    pub name: String,
-    pub argv: Vec<String>,
-    pub env: BTreeMap<String, String>,
-    pub timeout: Duration,
 }
 
 /// A program that keeps running.
@@ -156,26 +130,13 @@ pub struct Service {
     /// A file to which the guest also appends each line, for programs of the node that read logs. When it has 8 MiB, the
     /// guest renames it to a name that ends in `.1`, and creates it again.
     pub log_file: Option<String>,
-    pub restart: Restart,
-    pub ready: Option<Ready>,
-}
-
-/// What happens if a service ends.
-#[derive(Clone, Copy, Debug, Deserialize, Eq, PartialEq, Serialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Restart {
-    /// The guest restarts the service one second after it ended, whatever the reason.
-    Always,
-    /// The node fails if the service ends.
-    Never,
-}
-
-/// How the guest finds out that a service is ready.
-#[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
-pub struct Ready {
-    pub when: Condition,
-    /// The deadline. A service that takes longer has failed.
-    pub within: Duration,
+    /// `true` if the guest restarts the service one second after it ended, whatever the reason. Otherwise, the end of the
+    /// service is a failure of the machine.
+    pub restart: bool,
+    /// The condition by which the guest finds out that the service is ready.
+    pub ready: Condition,
+    /// The time until then. A service that takes longer has failed.
+    pub ready_within: Duration,
 }
 
 /// A condition that the guest polls.

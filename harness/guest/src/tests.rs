@@ -9,7 +9,7 @@ use anyhow::Result;
 use super::children::{Children, Output, PATH};
 use super::report::{End, Message, TestBinaryResult};
 use super::reporter::Reporter;
-use super::services::{Services, StopReason};
+use super::services::Services;
 use super::spec::{TestBinary, TestsSpec};
 use super::{mounts, xfs};
 
@@ -18,7 +18,7 @@ const STOP_TIMEOUT: Duration = Duration::from_secs(40);
 
 pub(super) fn run(spec: &TestsSpec, children: &Children, reporter: &Reporter) -> Result<()> {
     mounts::unmount_early()?;
-    mounts::mount_system("")?;
+    mounts::mount_system()?;
     for mount in &spec.mounts {
         mounts::mount_spec(mount)?;
     }
@@ -43,10 +43,7 @@ pub(super) fn run(spec: &TestsSpec, children: &Children, reporter: &Reporter) ->
     failed.extend(
         late.into_iter().map(|name| format!("the service {name} did not end within {STOP_TIMEOUT:?}")),
     );
-    failed.extend(ended.try_iter().filter_map(|ending| match ending {
-        StopReason::Failed(why) => Some(why),
-        StopReason::PowerOff => None,
-    }));
+    failed.extend(ended.try_iter().filter_map(Result::err));
     for mount in spec.mounts.iter().rev() {
         mounts::unmount(&mount.target)?;
     }

@@ -15,7 +15,7 @@ use testvm::session::Session;
 use testvm::test_machine::{HARDENED, MEMORY_MIB, TestMachine, data_disk, xfs};
 use testvm::vm::{self, GuestFile};
 use testvm::{cache, packages};
-use testvm_guest::spec::{Condition, Mount, Ready, Restart, Service, Source, TestBinary, TestsSpec};
+use testvm_guest::spec::{Condition, Mount, Service, Source, TestBinary, TestsSpec};
 
 use super::ginkgo::{self, ExpectedSkip};
 use super::kernel::TEST;
@@ -181,12 +181,10 @@ fn driver() -> Service {
         name: "loopfs-csi".to_owned(),
         argv: argv.to_vec(),
         env: BTreeMap::new(),
-        restart: Restart::Never,
+        restart: false,
         // The driver registers with a kubelet only after it can serve volumes.
-        ready: Some(Ready {
-            when: Condition::UnixSocket(format!("{RUN}/{DRIVER}-reg.sock")),
-            within: DRIVER_START_TIMEOUT,
-        }),
+        ready: Condition::UnixSocket(format!("{RUN}/{DRIVER}-reg.sock")),
+        ready_within: DRIVER_START_TIMEOUT,
     }
 }
 

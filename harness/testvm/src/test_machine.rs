@@ -102,8 +102,7 @@ impl TestMachine<'_> {
     }
 
     fn deadline(&self) -> Duration {
-        let services = self.tests.services.iter().filter_map(|service| service.ready.as_ref());
-        let ready: Duration = services.map(|ready| ready.within).sum();
+        let ready: Duration = self.tests.services.iter().map(|service| service.ready_within).sum();
         let binaries: Duration = self.tests.binaries.iter().map(|binary| binary.timeout).sum();
         MARGIN + ready + binaries
     }

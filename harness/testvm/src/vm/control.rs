@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use testvm_guest::control::{Action, Answer, ExecOutput, Request, Response};
+use testvm_guest::control::{Action, ExecOutput, Request, Response};
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
 use tokio::net::UnixStream;
 use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
@@ -61,9 +61,6 @@ impl Control {
     }
 
     /// Runs a program like [`Control::exec`], with `input` as its standard input.
-    ///
-    /// # Errors
-    /// As [`Control::exec`].
     pub async fn exec_with_input<S: AsRef<str>>(
         &self,
         argv: impl IntoIterator<Item = S>,
@@ -73,11 +70,8 @@ impl Control {
         let argv: Vec<String> = argv.into_iter().map(|arg| arg.as_ref().to_owned()).collect();
         let what = argv.join(" ");
         let action = Action::Exec { argv, env: BTreeMap::new(), input: input.to_owned(), timeout };
-        let answer = self.ask(action, timeout).await.with_context(|| format!("in the node: {what}"))?;
-        match answer {
-            Answer::Exec(output) => Ok(output),
-            Answer::Done => anyhow::bail!("in the node: {what}: no output came back"),
-        }
+        let output = self.ask(action, timeout).await.with_context(|| format!("in the node: {what}"))?;
+        output.with_context(|| format!("in the node: {what}: no output came back"))
     }
 
     /// Runs a program and returns its output if its exit code is 0.
@@ -114,7 +108,7 @@ impl Control {
         self.ask(Action::PowerOff, Duration::ZERO).await.map(drop)
     }
 
-    async fn ask(&self, action: Action, runs_for: Duration) -> Result<Answer> {
+    async fn ask(&self, action: Action, runs_for: Duration) -> Result<Option<ExecOutput>> {
         let id = self.0.next_id.fetch_add(1, Ordering::Relaxed);
         let (sender, response) = oneshot::channel();
         self.0.waiting().insert(id, sender);

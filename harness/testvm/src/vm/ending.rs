@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::Result;
-use testvm_guest::report::{Message, Verdict};
+use testvm_guest::report::Message;
 use tokio::io::{AsyncBufReadExt, BufReader};
 use tokio::net::UnixStream;
 use tokio::sync::{mpsc, watch};
@@ -125,10 +125,7 @@ async fn read_reports(
                 }
             }
             Message::Verdict(verdict) => {
-                return Some(match verdict {
-                    Verdict::Passed => ExitReason::Passed,
-                    Verdict::Failed(why) => ExitReason::Failed(why),
-                });
+                return Some(verdict.map_or_else(ExitReason::Failed, |()| ExitReason::Passed));
             }
             message => {
                 match &message {
