@@ -56,8 +56,8 @@ pub async fn check_image(session: &Session) -> Result<Report> {
     let Some(contents) = report.run(SUITE, "every blob has its digest and size", read).await else {
         return Ok(report);
     };
-    session.progress.line(image::summary(&archives[0], &contents.digests));
-    let sizes = async { image::check_sizes(&contents.digests) };
+    session.progress.line(image::summary(&archives[0], &contents));
+    let sizes = async { image::check_sizes(&contents) };
     report.run(SUITE, "no platform is larger than the limit", sizes).await;
     check_platforms(&mut report, &contents).await;
     Ok(report)

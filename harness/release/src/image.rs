@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 use testvm::images::oci::Entry;
-use testvm::images::oci::index::{Digests, Index, Platform};
+use testvm::images::oci::index::{Contents, Index, Platform};
 use testvm::session::Session;
 
 use crate::programs::{Compilers, DRIVER, TARGETS, programs};
@@ -34,17 +34,17 @@ pub async fn image(session: &Session, args: ImageArgs) -> Result<()> {
         fs::create_dir_all(parent).with_context(|| format!("create {}", parent.display()))?;
     }
     let sources = checkout(session).await?;
-    let digests = build(session, &sources, &out).await?;
+    let contents = build(session, &sources, &out).await?;
     session.progress.finish();
-    println!("{}", summary(&out, &digests));
-    check_sizes(&digests)
+    println!("{}", summary(&out, &contents));
+    check_sizes(&contents)
 }
 
 /// Builds the programs of `sources` for each platform, and writes the image to `out`.
 ///
 /// # Errors
 /// The programs do not compile for a platform, or the archive cannot be written.
-pub(crate) async fn build(session: &Session, sources: &Sources, out: &Path) -> Result<Digests> {
+pub(crate) async fn build(session: &Session, sources: &Sources, out: &Path) -> Result<Contents> {
     let compilers = Compilers::prepare(session).await?;
     let mut platforms = Vec::new();
     let mut entrypoint = Vec::new();
@@ -88,8 +88,8 @@ pub(crate) fn repository() -> &'static str {
 ///
 /// # Errors
 /// A platform is larger.
-pub(crate) fn check_sizes(digests: &Digests) -> Result<()> {
-    for platform in &digests.platforms {
+pub(crate) fn check_sizes(contents: &Contents) -> Result<()> {
+    for platform in &contents.platforms {
         anyhow::ensure!(
             platform.size <= MAX_SIZE,
             "the image for linux/{} has {} bytes, and at most {MAX_SIZE} are allowed; `cargo tree --edges normal` shows new \
@@ -102,9 +102,9 @@ pub(crate) fn check_sizes(digests: &Digests) -> Result<()> {
 }
 
 /// Returns a table of the digests and sizes.
-pub(crate) fn summary(archive: &Path, digests: &Digests) -> String {
-    let mut lines = vec![archive.display().to_string(), format!("{:<13} {}", "index", digests.index)];
-    for platform in &digests.platforms {
+pub(crate) fn summary(archive: &Path, contents: &Contents) -> String {
+    let mut lines = vec![archive.display().to_string(), format!("{:<13} {}", "index", contents.digest)];
+    for platform in &contents.platforms {
         let name = format!("linux/{}", platform.architecture);
         lines.push(format!("{name:<13} {} {}", platform.digest, megabytes(platform.size)));
     }

@@ -1,6 +1,6 @@
 //! The notes of a release: the changes of its version, and how to install its image.
 
-use testvm::images::oci::index::Digests;
+use testvm::images::oci::index::Contents;
 
 use crate::image::repository;
 use crate::sources::VERSION;
@@ -13,14 +13,14 @@ pub(crate) fn section<'a>(changelog: &'a str, version: &str) -> Option<&'a str> 
 }
 
 /// Returns the notes of a release with these changes and this image.
-pub(crate) fn notes(changes: &str, digests: &Digests) -> String {
+pub(crate) fn notes(changes: &str, contents: &Contents) -> String {
     let repository = repository();
-    let platforms: String = digests
+    let platforms: String = contents
         .platforms
         .iter()
         .map(|platform| format!("| linux/{} | `{}` |\n", platform.architecture, platform.digest))
         .collect();
-    let index = &digests.index;
+    let index = &contents.digest;
     format!(
         "# loopfs {VERSION}\n\n{changes}\n\n## Image\n\n\
          The archive has one index for all platforms. A registry serves it under the same digest.\n\n\

@@ -51,15 +51,15 @@ pub async fn release(session: &Session, args: ReleaseArgs) -> Result<()> {
     let sources = checkout(session).await?;
     let [image, manifests, chart] =
         ["-image.tar", "-manifests.tar.gz", ".tgz"].map(|end| format!("loopfs-{VERSION}{end}"));
-    let digests = image::build(session, &sources, &directory.join(&image)).await?;
-    image::check_sizes(&digests)?;
+    let contents = image::build(session, &sources, &directory.join(&image)).await?;
+    image::check_sizes(&contents)?;
     pack(root, MANIFESTS, &format!("loopfs-{VERSION}"), &directory.join(&manifests)).await?;
     // The names that `helm package` gives to the archive and to the directory in it.
     pack(root, CHART, "loopfs", &directory.join(&chart)).await?;
     let mut names = vec![image, manifests, chart, NOTES.to_owned()];
     names.extend(deb::build(session, &sources, &directory).await?);
     names.sort();
-    fs::write(directory.join(NOTES), notes::notes(changes, &digests)).context("write the notes")?;
+    fs::write(directory.join(NOTES), notes::notes(changes, &contents)).context("write the notes")?;
     let mut checksums = String::new();
     for name in &names {
         checksums += &format!("{}  {name}\n", cache::digest_file(&directory.join(name))?);
@@ -71,7 +71,7 @@ pub async fn release(session: &Session, args: ReleaseArgs) -> Result<()> {
         git(root).args(["tag", "--annotate", &tag, "--message", &message]).run().await?;
     }
     session.progress.finish();
-    println!("{}", image::summary(&directory, &digests));
+    println!("{}", image::summary(&directory, &contents));
     for name in names.iter().map(String::as_str).chain([CHECKSUMS]) {
         println!("  {name}");
     }

@@ -6,7 +6,7 @@
 
 pub mod index;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
 use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
@@ -18,9 +18,12 @@ use tar::{Builder, EntryType, Header};
 
 use crate::cache::hex;
 
+const INDEX: &str = "application/vnd.oci.image.index.v1+json";
 const MANIFEST: &str = "application/vnd.oci.image.manifest.v1+json";
 const CONFIG: &str = "application/vnd.oci.image.config.v1+json";
 const LAYER: &str = "application/vnd.oci.image.layer.v1.tar";
+/// The beginning of the paths of blobs.
+const BLOBS: &str = "blobs/sha256/";
 /// The annotation with the name that containerd gives an imported image.
 const CONTAINERD_NAME: &str = "io.containerd.image.name";
 
@@ -58,9 +61,6 @@ impl Entry {
 
 /// Writes an archive of an image with `files`: pairs of an absolute path in the image and a program of the
 /// host. The image runs the first.
-///
-/// # Errors
-/// A program cannot be read, or the archive cannot be written.
 pub fn archive(target: &Path, reference: &str, files: &[(&str, &Path)]) -> Result<()> {
     let entries = files
         .iter()
@@ -88,29 +88,14 @@ impl Image {
         anyhow::ensure!(!self.references.is_empty(), "the image has no reference");
         anyhow::ensure!(!self.entrypoint.is_empty(), "the image has no program to run");
         let layer = Blob::new(LAYER, layer(&self.entries)?);
+        // The layer is uncompressed, so its digest is that of its content.
+        let diff_id = layer.digest();
         let mut run = json!({"Entrypoint": self.entrypoint});
         if !self.command.is_empty() {
             run["Cmd"] = json!(self.command);
         }
-        let config = Blob::json(
-            CONFIG,
-            &json!({
-                "architecture": architecture()?,
-                "os": "linux",
-                "config": run,
-                // The layer is uncompressed, so its digest is that of its content.
-                "rootfs": {"type": "layers", "diff_ids": [layer.digest()]},
-            }),
-        )?;
-        let manifest = Blob::json(
-            MANIFEST,
-            &json!({
-                "schemaVersion": 2,
-                "mediaType": MANIFEST,
-                "config": config.descriptor(),
-                "layers": [layer.descriptor()],
-            }),
-        )?;
+        let blobs = platform_blobs(architecture()?, &run, layer, &diff_id, &BTreeMap::new())?;
+        let [layer, config, manifest] = &blobs;
         let named = self.references.iter().map(|reference| {
             let mut named = manifest.descriptor();
             named["annotations"] = json!({CONTAINERD_NAME: reference});
@@ -120,53 +105,110 @@ impl Image {
         // `docker load` reads this file, and not the index, unless Docker keeps its images in containerd.
         let docker_manifest =
             json!([{"Config": config.path(), "RepoTags": self.references, "Layers": [layer.path()]}]);
-
-        let file = File::create(target).with_context(|| format!("create {}", target.display()))?;
-        let mut archive = Builder::new(file);
-        let layout = json!({"imageLayoutVersion": "1.0.0"});
-        append(&mut archive, "oci-layout", 0o644, &serde_json::to_vec(&layout)?)?;
-        append(&mut archive, "index.json", 0o644, &serde_json::to_vec(&index)?)?;
-        append(&mut archive, "manifest.json", 0o644, &serde_json::to_vec(&docker_manifest)?)?;
-        for blob in [&layer, &config, &manifest] {
-            append(&mut archive, &blob.path(), 0o644, &blob.content)?;
-        }
-        archive.into_inner()?.flush().with_context(|| format!("write {}", target.display()))
+        write(target, &[("index.json", &index), ("manifest.json", &docker_manifest)], &blobs)
     }
 }
 
-/// Checks that an archive has everything that its index names, with the digests there. An import may otherwise fail late,
-/// or find out when a container starts.
-///
-/// # Errors
-/// The archive cannot be read, is cut off, or has other content.
+/// Returns the blobs of an image for one platform: `layer`, the configuration with `run`, and the manifest.
+fn platform_blobs(
+    architecture: &str,
+    run: &Value,
+    layer: Blob,
+    diff_id: &str,
+    annotations: &BTreeMap<String, String>,
+) -> Result<[Blob; 3]> {
+    let config = Blob::json(
+        CONFIG,
+        &json!({
+            "architecture": architecture,
+            "os": "linux",
+            "config": run,
+            "rootfs": {"type": "layers", "diff_ids": [diff_id]},
+        }),
+    )?;
+    let manifest = Blob::json(
+        MANIFEST,
+        &json!({
+            "schemaVersion": 2,
+            "mediaType": MANIFEST,
+            "config": config.descriptor(),
+            "layers": [layer.descriptor()],
+            "annotations": annotations,
+        }),
+    )?;
+    Ok([layer, config, manifest])
+}
+
+/// Writes an archive with these files besides its blobs.
+fn write(target: &Path, files: &[(&str, &Value)], blobs: &[Blob]) -> Result<()> {
+    let file = File::create(target).with_context(|| format!("create {}", target.display()))?;
+    let mut archive = Builder::new(file);
+    let layout = json!({"imageLayoutVersion": "1.0.0"});
+    for (path, content) in [("oci-layout", &layout)].iter().chain(files) {
+        append(&mut archive, path, 0o644, &serde_json::to_vec(content)?)?;
+    }
+    for blob in blobs {
+        append(&mut archive, &blob.path(), 0o644, &blob.content)?;
+    }
+    archive.into_inner()?.flush().with_context(|| format!("write {}", target.display()))
+}
+
+/// Checks that an archive has everything that its index names, with the digests and sizes there, and nothing else. An import may
+/// otherwise fail late, or find out when a container starts.
 pub fn verify(archive: &Path) -> Result<()> {
-    let complete = || -> Result<()> {
-        let entries = entries(File::open(archive)?)?;
-        let index = entries.get("index.json").context("it has no index.json")?;
-        let index: Value = serde_json::from_slice(index).context("parse index.json")?;
-        for manifest in descriptors(&index["manifests"]) {
-            let manifest: Value =
-                serde_json::from_slice(blob(&entries, manifest)?).context("parse a manifest")?;
-            for part in descriptors(&manifest["layers"]).iter().chain([&manifest["config"]]) {
-                blob(&entries, part)?;
+    read_verified(archive).map(drop)
+}
+
+/// Returns the files of an archive that [`verify`] accepts.
+fn read_verified(archive: &Path) -> Result<BTreeMap<String, Vec<u8>>> {
+    let read = || -> Result<_> {
+        let files = entries(File::open(archive)?)?;
+        let layout = parse(files.get("oci-layout").context("it has no oci-layout")?)?;
+        anyhow::ensure!(layout["imageLayoutVersion"] == "1.0.0", "its layout has another version: {layout}");
+        let mut used = BTreeSet::new();
+        let mut pending = vec![parse(files.get("index.json").context("it has no index.json")?)?];
+        while let Some(parent) = pending.pop() {
+            let parts = [descriptors(&parent["manifests"]), descriptors(&parent["layers"])].concat();
+            for part in parts.iter().chain(parent.get("config")) {
+                let content = blob(&files, part)?;
+                used.insert(path(part)?);
+                if [INDEX, MANIFEST].iter().any(|kind| part["mediaType"] == *kind) {
+                    pending.push(parse(content)?);
+                }
             }
         }
-        Ok(())
+        let unused = files.keys().find(|path| path.starts_with(BLOBS) && !used.contains(*path));
+        anyhow::ensure!(
+            unused.is_none(),
+            "no descriptor names the blob {}",
+            unused.map_or("", String::as_str)
+        );
+        Ok(files)
     };
-    complete().with_context(|| format!("the image archive {} is cut off or damaged", archive.display()))
+    read().with_context(|| format!("the image archive {} is cut off or damaged", archive.display()))
+}
+
+fn parse(content: &[u8]) -> Result<Value> {
+    serde_json::from_slice(content).context("parse JSON")
 }
 
 fn descriptors(list: &Value) -> &[Value] {
     list.as_array().map_or(&[], Vec::as_slice)
 }
 
-/// Returns the content of a blob that has the digest of its descriptor.
-fn blob<'a>(entries: &'a BTreeMap<String, Vec<u8>>, descriptor: &Value) -> Result<&'a [u8]> {
+/// Returns the path of the blob of a descriptor.
+fn path(descriptor: &Value) -> Result<String> {
     let digest = descriptor["digest"].as_str().and_then(|digest| digest.strip_prefix("sha256:"));
     let digest = digest.with_context(|| format!("a descriptor has no SHA-256 digest: {descriptor}"))?;
-    let content = entries.get(&format!("blobs/sha256/{digest}"));
-    let content = content.with_context(|| format!("blob {digest} is missing"))?;
-    anyhow::ensure!(hex(&Sha256::digest(content)) == digest, "blob {digest} has other content");
+    Ok(format!("{BLOBS}{digest}"))
+}
+
+/// Returns the content of a blob that has the digest and the size of its descriptor.
+fn blob<'a>(files: &'a BTreeMap<String, Vec<u8>>, descriptor: &Value) -> Result<&'a [u8]> {
+    let path = path(descriptor)?;
+    let content = files.get(&path).with_context(|| format!("{path} is missing"))?;
+    anyhow::ensure!(path == format!("{BLOBS}{}", hex(&Sha256::digest(content))), "{path} has other content");
+    anyhow::ensure!(descriptor["size"] == content.len(), "{path} has another size: {descriptor}");
     Ok(content)
 }
 
@@ -249,7 +291,7 @@ impl Blob {
 
     /// Returns the path in the archive.
     fn path(&self) -> String {
-        format!("blobs/sha256/{}", self.hash)
+        format!("{BLOBS}{}", self.hash)
     }
 
     fn descriptor(&self) -> Value {
@@ -269,36 +311,6 @@ fn architecture() -> Result<&'static str> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    /// A descriptor has the digest and the size of its blob.
-    #[test]
-    fn descriptors_match_their_blobs() {
-        let dir = tempfile::tempdir().unwrap();
-        let (program, target) = (dir.path().join("program"), dir.path().join("image.tar"));
-        fs::write(&program, "content").unwrap();
-        archive(&target, "example/image:dev", &[("/program", &program)]).unwrap();
-        let entries = entries(fs::read(&target).unwrap().as_slice()).unwrap();
-        let blob = |descriptor: &Value| {
-            let digest = descriptor["digest"].as_str().unwrap().strip_prefix("sha256:").unwrap();
-            let content = &entries[&format!("blobs/sha256/{digest}")];
-            assert_eq!(hex(&Sha256::digest(content)), digest);
-            assert_eq!(content.len() as u64, descriptor["size"].as_u64().unwrap());
-            content.clone()
-        };
-        let index: Value = serde_json::from_slice(&entries["index.json"]).unwrap();
-        assert_eq!(index["manifests"][0]["annotations"][CONTAINERD_NAME], "example/image:dev");
-        let manifest: Value = serde_json::from_slice(&blob(&index["manifests"][0])).unwrap();
-        let config: Value = serde_json::from_slice(&blob(&manifest["config"])).unwrap();
-        assert_eq!(config["config"]["Entrypoint"][0], "/program");
-        assert_eq!(config["rootfs"]["diff_ids"][0], manifest["layers"][0]["digest"]);
-        let docker: Value = serde_json::from_slice(&entries["manifest.json"]).unwrap();
-        let digest = |descriptor: &Value| descriptor["digest"].as_str().unwrap().replace(':', "/");
-        assert_eq!(docker[0]["RepoTags"][0], "example/image:dev");
-        assert_eq!(docker[0]["Config"], format!("blobs/{}", digest(&manifest["config"])));
-        assert_eq!(docker[0]["Layers"][0], format!("blobs/{}", digest(&manifest["layers"][0])));
-        let layer = blob(&manifest["layers"][0]);
-        assert_eq!(self::entries(layer.as_slice()).unwrap()["program"], b"content");
-    }
 
     /// A truncated archive is refused too, and the error has its path.
     #[test]
@@ -345,6 +357,7 @@ mod tests {
             ],
         };
         image.write(&target).unwrap();
+        verify(&target).unwrap();
         let entries = entries(fs::read(&target).unwrap().as_slice()).unwrap();
         let index: Value = serde_json::from_slice(&entries["index.json"]).unwrap();
         let names = index["manifests"].as_array().unwrap().iter().map(|m| &m["annotations"][CONTAINERD_NAME]);
@@ -367,27 +380,5 @@ mod tests {
         });
         let expected = ["Directory 1777 tmp ", "Regular 755 bin/program ", "Symlink 777 bin/ls program"];
         assert_eq!(shown.collect::<Vec<_>>(), expected);
-    }
-
-    #[test]
-    fn image_without_name_or_program_fails() {
-        let dir = tempfile::tempdir().unwrap();
-        let target = dir.path().join("image.tar");
-        let unnamed = Image { entrypoint: vec!["/x".into()], ..Image::default() };
-        assert!(format!("{:#}", unnamed.write(&target).unwrap_err()).contains("no reference"));
-        assert!(format!("{:#}", archive(&target, "x", &[]).unwrap_err()).contains("no program to run"));
-    }
-
-    #[test]
-    fn same_files_give_same_bytes() {
-        let dir = tempfile::tempdir().unwrap();
-        let program = dir.path().join("program");
-        fs::write(&program, "content").unwrap();
-        let make = |name: &str| {
-            let target = dir.path().join(name);
-            archive(&target, "example/image:dev", &[("/program", &program)]).unwrap();
-            fs::read(target).unwrap()
-        };
-        assert!(make("one") == make("two"));
     }
 }
