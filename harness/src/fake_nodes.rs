@@ -17,7 +17,7 @@ use kube::{Api, Client, ResourceExt};
 use serde_json::json;
 use testvm::cache;
 use testvm::process::Program;
-use testvm::rust_build::{self, Profile};
+use testvm::rust_build;
 use testvm::session::Session;
 use testvm_cluster::api_error::api_error;
 use testvm_cluster::waiting::{State, until};
@@ -115,11 +115,11 @@ pub(crate) async fn with_live_tests<T>(
 
 /// Builds the provisioner's live tests, and returns the path of the program.
 pub(crate) async fn build_live_tests(session: &Session, profile: ClusterProfile) -> Result<PathBuf> {
-    let build = match profile {
-        ClusterProfile::Default | ClusterProfile::Conformance => Profile::Debug,
-        ClusterProfile::Benchmark => Profile::Release,
+    let profile = match profile {
+        ClusterProfile::Default | ClusterProfile::Conformance => "test",
+        ClusterProfile::Benchmark => "release",
     };
-    rust_build::unit_tests(session, PACKAGE, FEATURE, build).await
+    rust_build::unit_tests(session, PACKAGE, FEATURE, profile).await
 }
 
 /// Starts a control plane that logs to `logs`, creates `nodes` and installs the driver on them. Then calls `run` with the

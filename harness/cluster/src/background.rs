@@ -22,7 +22,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
-use testvm::session::{Exclusive, Session, Workspace};
+use testvm::session::{Session, Workspace};
 
 use super::running::Cluster;
 
@@ -46,14 +46,13 @@ pub fn is_background(session: &Session) -> bool {
 /// Another process has a cluster there, or starts or stops one.
 pub fn claim(session: &Session) -> Result<Flock<File>> {
     let command = session.project.command;
-    match session.try_exclusive(LOCK)? {
-        Exclusive::Locked(lock) => Ok(lock),
-        Exclusive::HeldBy(holder) => anyhow::bail!(
+    session.try_exclusive(LOCK)?.map_err(|holder| {
+        anyhow::anyhow!(
             "use {}: {holder} has a cluster there or is starting or stopping it; `{command} down` stops it once it is up, \
              and Ctrl-C before",
             directory(&session.workspace).display()
-        ),
-    }
+        )
+    })
 }
 
 /// Runs this program again in the background, with these arguments, and returns the result that it hands

@@ -63,7 +63,6 @@ impl Measuring<'_> {
     /// Runs a part of it on this machine. It handles signals itself, and removes its devices if the run is stopped.
     async fn here(&self, part: &str, env: Option<(&str, OsString)>) -> Result<Environment> {
         let step = self.session.progress.step("measure on this machine");
-        let notes = step.notes();
         // The file system of this directory has the backing files, and affects the measurements.
         let files = directory(self.session)?;
         let log = files.join("here.log");
@@ -74,7 +73,7 @@ impl Measuring<'_> {
         let words = self.words(&[part, &files.display().to_string()]);
         let program = with_realtime_priority(&self.program).await.args(words).log(&log);
         let program = env.into_iter().fold(program, |program, (name, value)| program.env(name, value));
-        let mut process = program.on_stderr_line(move |line| notes.note(line.to_owned())).spawn()?;
+        let mut process = program.on_stderr_line(step.line_notes()).spawn()?;
         let Some(status) = self.session.cancel.run_until_cancelled(process.wait()).await else {
             process.stop(CLEAN_UP_TIMEOUT).await?;
             anyhow::bail!("stopped before it ended");

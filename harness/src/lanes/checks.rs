@@ -17,8 +17,7 @@ pub(super) async fn cargo(session: &Session, name: &str, args: &[&str]) -> (Resu
 /// Runs a program of the unit lane, and returns how it ended and its duration.
 pub(super) async fn run(session: &Session, name: &str, program: Program) -> (Result<Finished>, Duration) {
     let step = session.progress.step(format!("unit: {name}"));
-    let notes = step.notes();
-    let program = program.on_stderr_line(move |line| notes.note(line.trim().to_owned()));
+    let program = program.on_stderr_line(step.line_notes());
     let started = Instant::now();
     let result = session.until_cancelled(program.finish()).await;
     match &result {

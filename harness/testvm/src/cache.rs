@@ -3,8 +3,10 @@
 //! An artifact is complete or absent. It is built in a directory beside its final name, synced, and renamed.
 //! A lock per artifact lets two runs share one build. The next run removes the directory that a killed run left.
 
-use std::fs::File;
+use std::fs::{File, Permissions};
+use std::io::Write;
 use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
@@ -25,35 +27,24 @@ pub struct Cache {
 
 impl Cache {
     /// Opens `$XDG_CACHE_HOME/NAME`, or `~/.cache/NAME`.
-    ///
-    /// # Errors
-    /// Neither variable is set, or the directory cannot be created.
     pub fn open(name: &str) -> Result<Cache> {
-        let base = match std::env::var_os("XDG_CACHE_HOME").filter(|value| !value.is_empty()) {
-            Some(base) => PathBuf::from(base),
-            None => {
-                PathBuf::from(std::env::var_os("HOME").context("neither XDG_CACHE_HOME nor HOME is set")?)
-                    .join(".cache")
-            }
-        };
+        let set = std::env::var_os("XDG_CACHE_HOME").filter(|value| !value.is_empty()).map(PathBuf::from);
+        let home = || std::env::home_dir().map(|home| home.join(".cache"));
+        let base = set.or_else(home).context("neither XDG_CACHE_HOME nor HOME is set")?;
         Cache::at(base.join(name))
     }
 
-    /// # Errors
-    /// The directory cannot be created.
     pub fn at(root: PathBuf) -> Result<Cache> {
         std::fs::create_dir_all(&root).with_context(|| format!("create the cache {}", root.display()))?;
         Ok(Cache { root })
     }
 
     /// Returns the directory of the cache.
-    #[must_use]
     pub fn root(&self) -> &Path {
         &self.root
     }
 
     /// Returns the artifact of `recipe`, or `None` if the cache does not have it.
-    #[must_use]
     pub fn get(&self, recipe: &Recipe) -> Option<PathBuf> {
         Some(self.root.join(recipe.name()).join(recipe.key())).filter(|path| path.is_dir())
     }
@@ -70,10 +61,11 @@ impl Cache {
         if let Some(artifact) = self.get(recipe) {
             return Ok(artifact);
         }
-        let target = self.root.join(recipe.name()).join(recipe.key());
         let parent = self.root.join(recipe.name());
+        let target = parent.join(recipe.key());
         std::fs::create_dir_all(&parent).with_context(|| format!("create {}", parent.display()))?;
-        let _lock = self.lock(recipe).await?;
+        // Another run may be building the same artifact.
+        let _lock = lock(&parent.join(format!(".{}.lock", recipe.key()))).await?;
         if target.is_dir() {
             return Ok(target);
         }
@@ -82,12 +74,10 @@ impl Cache {
         // The lock proves that no live run is using this directory, so it can be removed.
         remove_dir(&building)?;
         std::fs::create_dir(&building).with_context(|| format!("create {}", building.display()))?;
-        let built = build(&building).await.with_context(|| format!("build {}", recipe.name()));
-        if let Err(error) = built {
-            return Err(match remove_dir(&building) {
-                Ok(()) => error,
-                Err(leftover) => error.context(format!("and {leftover:#}")),
-            });
+        if let Err(error) = build(&building).await {
+            // What cannot be removed stays: the next build of this artifact reports why.
+            remove_dir(&building).ok();
+            return Err(error.context(format!("build {}", recipe.name())));
         }
         publish(&building, &target).with_context(|| format!("keep {}", target.display()))?;
         Ok(target)
@@ -106,18 +96,10 @@ impl Cache {
             }
         }
     }
-
-    /// Waits, without a limit, for another run that is building the same artifact.
-    async fn lock(&self, recipe: &Recipe) -> Result<Flock<File>> {
-        lock(&self.root.join(recipe.name()).join(format!(".{}.lock", recipe.key()))).await
-    }
 }
 
 /// Locks a file, and waits while another process holds the lock. The kernel releases the lock when its holder
 /// ends.
-///
-/// # Errors
-/// The file cannot be created or locked.
 pub async fn lock(path: &Path) -> Result<Flock<File>> {
     let path = path.to_owned();
     tokio::task::spawn_blocking(move || {
@@ -129,9 +111,6 @@ pub async fn lock(path: &Path) -> Result<Flock<File>> {
 }
 
 /// Locks a file like [`lock`], but returns `None` if another process holds the lock.
-///
-/// # Errors
-/// As [`lock`].
 pub fn try_lock(path: &Path) -> Result<Option<Flock<File>>> {
     match Flock::lock(open_lock(path)?, FlockArg::LockExclusiveNonblock) {
         Ok(lock) => Ok(Some(lock)),
@@ -154,6 +133,7 @@ fn open_lock(path: &Path) -> Result<File> {
 }
 
 /// All inputs of an artifact. Two recipes with the same inputs have the same artifact.
+#[must_use]
 #[derive(Clone, Debug)]
 pub struct Recipe {
     name: String,
@@ -163,13 +143,11 @@ pub struct Recipe {
 impl Recipe {
     /// Creates a recipe. `name` is a path component: the kind of artifact. Increase `version` when a change
     /// of the code changes what it builds.
-    #[must_use]
     pub fn new(name: &str, version: u32) -> Recipe {
         Recipe { name: name.to_owned(), hash: Sha256::new() }.with("recipe version", version.to_string())
     }
 
     /// Adds one input with its label.
-    #[must_use]
     pub fn with(mut self, label: &str, value: impl AsRef<[u8]>) -> Recipe {
         // The lengths distinguish ("ab", "c") from ("a", "bc").
         for part in [label.as_bytes(), value.as_ref()] {
@@ -180,27 +158,21 @@ impl Recipe {
     }
 
     /// Adds the content of a file.
-    ///
-    /// # Errors
-    /// The file cannot be read.
     pub fn with_file(self, label: &str, path: &Path) -> Result<Recipe> {
         Ok(self.with(label, digest_file(path)?))
     }
 
     /// Adds another artifact, whose name is the hash of its inputs.
-    #[must_use]
     pub fn with_artifact(self, label: &str, artifact: &Path) -> Recipe {
         self.with(label, artifact.file_name().unwrap_or_default().as_bytes())
     }
 
     /// Returns the kind of the artifact.
-    #[must_use]
     pub fn name(&self) -> &str {
         &self.name
     }
 
     /// Returns the hash of all inputs, in hexadecimal digits.
-    #[must_use]
     pub fn key(&self) -> String {
         let digest = hex(&self.hash.clone().finalize());
         digest[..32].to_owned()
@@ -208,9 +180,6 @@ impl Recipe {
 }
 
 /// Returns the SHA-256 of a file, in hexadecimal.
-///
-/// # Errors
-/// The file cannot be read.
 pub fn digest_file(path: &Path) -> Result<String> {
     let mut file = File::open(path).with_context(|| format!("open {}", path.display()))?;
     let mut hash = Sha256::new();
@@ -219,7 +188,6 @@ pub fn digest_file(path: &Path) -> Result<String> {
 }
 
 /// Returns the bytes as hexadecimal digits.
-#[must_use]
 pub fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
@@ -235,10 +203,20 @@ fn publish(building: &Path, target: &Path) -> Result<()> {
     Ok(())
 }
 
+/// Writes a file so that another process reads the old or the new content.
+pub(crate) fn replace_file(path: &Path, text: &str, mode: u32) -> Result<()> {
+    let replace = || -> Result<()> {
+        let directory = path.parent().context("a file has a directory")?;
+        let permissions = Permissions::from_mode(mode);
+        let mut new = tempfile::Builder::new().permissions(permissions).tempfile_in(directory)?;
+        new.write_all(text.as_bytes())?;
+        new.persist(path)?;
+        Ok(())
+    };
+    replace().with_context(|| format!("write {}", path.display()))
+}
+
 /// Removes a directory with its content. A missing directory is not an error.
-///
-/// # Errors
-/// The directory cannot be removed.
 pub fn remove_dir(path: &Path) -> Result<()> {
     match std::fs::remove_dir_all(path) {
         Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
@@ -249,9 +227,6 @@ pub fn remove_dir(path: &Path) -> Result<()> {
 }
 
 /// Creates a directory, and removes first what an earlier run left there.
-///
-/// # Errors
-/// The directory cannot be removed or created.
 pub fn empty_dir(path: &Path) -> Result<()> {
     remove_dir(path)?;
     std::fs::create_dir_all(path).with_context(|| format!("create {}", path.display()))

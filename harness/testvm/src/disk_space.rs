@@ -11,18 +11,12 @@ pub(crate) const BUILD_MIB: u64 = 2048;
 pub(crate) const BOOT_MIB: u64 = 512;
 
 /// Returns the space that this user can still write to the file system of `directory`.
-///
-/// # Errors
-/// The directory does not exist.
 pub(crate) fn free_mib(directory: &Path) -> Result<u64> {
     let found = statvfs(directory).with_context(|| format!("statvfs {}", directory.display()))?;
     Ok((found.blocks_available() * found.fragment_size()) >> 20)
 }
 
 /// Checks that the file system of `directory` has space for work that may take `needed_mib`.
-///
-/// # Errors
-/// It has less.
 pub(crate) fn require(directory: &Path, needed_mib: u64) -> Result<()> {
     let free = free_mib(directory)?;
     anyhow::ensure!(

@@ -92,14 +92,14 @@ impl GoModule {
 }
 
 /// Builds the module's programs or takes them from the cache, and returns their directory.
-///
-/// # Errors
-/// Go is missing or too old, a module cannot be fetched, or the build fails.
 pub async fn build(session: &Session, module: &GoModule) -> Result<PathBuf> {
     let pinned = Pinned::read(session, module).await?;
     pinned.report(session, module);
     let name = module.overlay.map_or(module.artifact(), |overlay| overlay.artifact);
-    let mut recipe = with_names(pinned.recipe(name)?, module.renamed);
+    let mut recipe = pinned.recipe(name)?;
+    for (built, called) in module.renamed {
+        recipe = recipe.with("built", built).with("called", called);
+    }
     if let Some(overlay) = &module.overlay {
         recipe = recipe.with("packages", overlay.packages.join(" "));
         recipe = with_directory(recipe, &pinned.source.join(overlay.rewriter))?;
@@ -141,9 +141,6 @@ pub struct Sources {
 
 /// Builds the tests of a package that the module requires, as one program, or takes it from the cache, and returns its
 /// path: `LAST_PART_OF_PACKAGE.test` in a directory of its own.
-///
-/// # Errors
-/// Go is missing or too old, a module cannot be fetched, or the build fails.
 pub async fn build_tests(session: &Session, module: &GoModule, package: &str) -> Result<PathBuf> {
     let pinned = Pinned::read(session, module).await?;
     pinned.report(session, module);
@@ -212,14 +209,14 @@ impl Pinned {
 
 /// Runs a build and shows its progress.
 async fn run(build: Program, step: &Step) -> Result<()> {
-    let notes = step.notes();
+    let note = step.notes();
     let mut packages = 0;
     build
         .on_stderr_line(move |line| match line.strip_prefix("go: downloading ") {
-            Some(module) => notes.note(format!("fetching {module}")),
+            Some(module) => note(format!("fetching {module}")),
             None => {
                 packages += 1;
-                notes.note(format!("{packages} packages, {line}"));
+                note(format!("{packages} packages, {line}"));
             }
         })
         .run()
@@ -228,9 +225,6 @@ async fn run(build: Program, step: &Step) -> Result<()> {
 }
 
 /// Returns the sources of a module that `module` requires.
-///
-/// # Errors
-/// Go is missing, `module` does not require it, or it cannot be fetched.
 pub async fn sources(session: &Session, module: &GoModule, required: &str) -> Result<Sources> {
     let source = session.workspace.definitions().join(module.name);
     let downloaded = go(&source).args(["mod", "download", "-json", required]).run().await?.stdout;
@@ -255,25 +249,12 @@ async fn write_overlay(source: &Path, overlay: &Overlay, scratch: &Path) -> Resu
         anyhow::ensure!(!directory.is_empty(), "go.mod of {} requires no {module}", source.display());
         modules.push(format!("{module}={directory}"));
     }
-    rewrite(source, &program, scratch.join("overlay"), &modules).await
-}
-
-/// Runs a compiled rewriter. Its message is the error: it names the file, the function and what it expected there.
-async fn rewrite(source: &Path, program: &Path, out: PathBuf, modules: &[String]) -> Result<PathBuf> {
-    let rewriter = in_module(Program::new(program), source);
-    let finished = rewriter.arg(&out).args(modules).finish().await?;
-    anyhow::ensure!(
-        finished.status.success(),
-        "change the sources of {}, so nothing was built: {}",
-        modules.join(" and "),
-        finished.stderr.trim()
-    );
+    // Its message names the file, the function and what it expected there.
+    let out = scratch.join("overlay");
+    let rewriter = in_module(Program::new(program), source).arg(&out).args(&modules).run().await;
+    rewriter
+        .with_context(|| format!("change the sources of {}, so nothing was built", modules.join(" and ")))?;
     Ok(out)
-}
-
-/// Adds the names that programs get.
-fn with_names(recipe: Recipe, renamed: &[(&str, &str)]) -> Recipe {
-    renamed.iter().fold(recipe, |recipe, (built, called)| recipe.with("built", built).with("called", called))
 }
 
 /// Adds the name and the content of every file below a directory.
@@ -341,7 +322,6 @@ fn go(source: &Path) -> Program {
 }
 
 /// Has a program that uses Go run in the directory of a module, without settings of the user's environment for other work.
-#[must_use]
 pub fn in_module(program: Program, source: &Path) -> Program {
     program
         .current_dir(source)
@@ -385,23 +365,6 @@ mod tests {
         assert!(Version::parse("go1.9") < Version::parse("1.26.0"));
     }
 
-    #[tokio::test]
-    async fn message_of_rewriter_becomes_the_error() {
-        let dir = tempfile::tempdir().unwrap();
-        let program = dir.path().join("rewriter");
-        let script = "#!/bin/sh\necho 'overlay: a.go: function Map: expected one call of Attach, and found none' >&2\nexit 1\n";
-        std::fs::write(&program, script).unwrap();
-        std::fs::set_permissions(&program, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
-        let modules = ["example.org/m=/mod/m".to_owned()];
-        let error =
-            rewrite(dir.path(), &program, dir.path().join("out"), &modules).await.unwrap_err().to_string();
-        assert_eq!(
-            error,
-            "change the sources of example.org/m=/mod/m, so nothing was built: overlay: a.go: function Map: expected \
-             one call of Attach, and found none"
-        );
-    }
-
     #[test]
     fn key_depends_on_every_file() {
         let dir = tempfile::tempdir().unwrap();
@@ -418,13 +381,5 @@ mod tests {
         }
         let distinct: std::collections::BTreeSet<&String> = keys.iter().collect();
         assert_eq!(distinct.len(), keys.len());
-    }
-
-    #[test]
-    fn key_depends_on_program_names() {
-        let key = |renamed| with_names(Recipe::new("x", 1), renamed).key();
-        assert_eq!(key(&[]), Recipe::new("x", 1).key());
-        assert_ne!(key(&[("shim", "a")]), key(&[]));
-        assert_ne!(key(&[("shim", "a")]), key(&[("shim", "b")]));
     }
 }

@@ -20,7 +20,7 @@ const HEARTBEAT: Duration = Duration::from_secs(30);
 #[derive(Clone, Debug)]
 pub struct Progress {
     display: Display,
-    times: Option<StepTimes>,
+    times: StepTimes,
     ended: Arc<Mutex<Vec<(String, Duration)>>>,
 }
 
@@ -38,19 +38,12 @@ struct PlainStep {
 }
 
 impl Progress {
-    /// Creates a display on standard error.
-    #[must_use]
-    pub fn new() -> Progress {
-        Progress { display: Display::new(), times: None, ended: Arc::default() }
-    }
-
     /// Creates a display on standard error that says how long each step took the last time.
-    pub(crate) fn with_times(times: StepTimes) -> Progress {
-        Progress { times: Some(times), ..Progress::new() }
+    pub(crate) fn new(times: StepTimes) -> Progress {
+        Progress { display: Display::new(), times, ended: Arc::default() }
     }
 
     /// Returns the titles of the steps that have ended, with their times.
-    #[must_use]
     pub fn ended(&self) -> Vec<(String, Duration)> {
         lock(&self.ended).clone()
     }
@@ -84,16 +77,13 @@ impl Progress {
 
     /// Records the time of work that succeeded and is no step, as that of a step of this title.
     pub fn record_time(&self, title: &str, time: Duration) {
-        if let Some(times) = &self.times {
-            // The time is for information. A full disk must not fail the run here.
-            times.record(title, time).ok();
-        }
+        // The time is for information. A full disk must not fail the run here.
+        self.times.record(title, time).ok();
     }
 
     /// Returns the time that a step of this title last took, if it is known. Short steps have none.
-    #[must_use]
     pub fn last_time(&self, title: &str) -> Option<Duration> {
-        self.times.as_ref()?.last(title)
+        self.times.last(title)
     }
 
     /// Prints a line above the steps in progress.
@@ -125,12 +115,6 @@ impl Display {
     }
 }
 
-impl Default for Progress {
-    fn default() -> Progress {
-        Progress::new()
-    }
-}
-
 /// One step of work in progress.
 #[derive(Debug)]
 pub struct Step {
@@ -141,33 +125,41 @@ pub struct Step {
     ended: bool,
 }
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 enum Shown {
     Bar(ProgressBar),
     Plain(Arc<PlainStep>),
+}
+
+impl Shown {
+    fn note(&self, text: impl Into<Cow<'static, str>>) {
+        match self {
+            Shown::Bar(bar) => bar.set_message(text),
+            Shown::Plain(step) => *lock(&step.note) = text.into().into_owned(),
+        }
+    }
 }
 
 impl Step {
     /// Sets the text about the current work of the step. It is cheap enough for every line of a build's
     /// output.
     pub fn note(&self, text: impl Into<Cow<'static, str>>) {
-        match &self.shown {
-            Shown::Bar(bar) => bar.set_message(text),
-            Shown::Plain(step) => *lock(&step.note) = text.into().into_owned(),
-        }
+        self.shown.note(text);
     }
 
-    /// Returns a handle with which another thread can [`note`](Step::note) for this step.
-    #[must_use]
-    pub fn notes(&self) -> Notes {
-        Notes(match &self.shown {
-            Shown::Bar(bar) => Shown::Bar(bar.clone()),
-            Shown::Plain(step) => Shown::Plain(Arc::clone(step)),
-        })
+    /// Returns a function with which another thread can [`note`](Step::note) for this step.
+    pub fn notes(&self) -> impl Fn(String) + Send + 'static + use<> {
+        let shown = self.shown.clone();
+        move |text| shown.note(text)
+    }
+
+    /// Returns a function that notes each line of a program's output.
+    pub fn line_notes(&self) -> impl Fn(&str) + Send + 'static + use<> {
+        let note = self.notes();
+        move |line| note(line.trim().to_owned())
     }
 
     /// Returns the time since the step began.
-    #[must_use]
     pub fn elapsed(&self) -> Duration {
         self.started.elapsed()
     }
@@ -199,20 +191,6 @@ impl Drop for Step {
     fn drop(&mut self) {
         if !self.ended {
             self.end("ended", "without success");
-        }
-    }
-}
-
-/// A handle for notes of a step: see [`Step::notes`].
-#[derive(Debug)]
-pub struct Notes(Shown);
-
-impl Notes {
-    /// Displays what the step is doing.
-    pub fn note(&self, text: impl Into<Cow<'static, str>>) {
-        match &self.0 {
-            Shown::Bar(bar) => bar.set_message(text),
-            Shown::Plain(step) => *lock(&step.note) = text.into().into_owned(),
         }
     }
 }
@@ -274,7 +252,7 @@ mod tests {
     fn new_step_shows_previous_duration() {
         let directory = tempfile::tempdir().unwrap();
         let times = StepTimes::at(directory.path().join("times"));
-        let progress = Progress::with_times(times.clone());
+        let progress = Progress::new(times.clone());
         let mut step = progress.step("build it");
         step.started = Instant::now().checked_sub(Duration::from_secs(12)).unwrap();
         step.done("");
@@ -289,7 +267,7 @@ mod tests {
     fn failed_steps_have_no_time() {
         let directory = tempfile::tempdir().unwrap();
         let times = StepTimes::at(directory.path().join("times"));
-        let progress = Progress::with_times(times.clone());
+        let progress = Progress::new(times.clone());
         let began = Instant::now().checked_sub(Duration::from_secs(12)).unwrap();
         for end in [|step: Step| step.failed(""), drop] {
             let mut step = progress.step("build it");

@@ -33,18 +33,12 @@ pub struct ReleaseBuild<'a> {
 
 impl ReleaseBuild<'_> {
     /// Builds programs with these arguments to `cargo build`, as a step with the title `title`.
-    ///
-    /// # Errors
-    /// The programs do not compile, or the lock file does not fit the manifests.
     pub async fn programs(&self, session: &Session, title: &str, args: &[&str]) -> Result<Built> {
-        let step = session.progress.step(title);
-        let notes = step.notes();
         let cargo_home = cargo_home()?;
         let directories =
             [(self.root, "/workspace"), (self.target_dir, "/target"), (cargo_home.as_path(), "/cargo")];
         let mut cargo = rust_build::in_workspace(Program::new(self.auditable), self.root)
             .args(["auditable", "build", "--release", "--locked", "--target", self.triple])
-            .args(["--message-format", "json-render-diagnostics"])
             .args(args.iter().copied())
             .env("CARGO_TARGET_DIR", self.target_dir)
             .env("CARGO_BUILD_BUILD_DIR", self.target_dir)
@@ -55,7 +49,7 @@ impl ReleaseBuild<'_> {
             // They would run before the program that adds the list.
             .env_remove("RUSTC_WRAPPER")
             .env_remove("RUSTC_WORKSPACE_WRAPPER");
-        if let Some(rustc) = self.toolchain.rustc() {
+        if let Some(rustc) = &self.toolchain.rustc {
             cargo = cargo.env("RUSTC", rustc);
         }
         if let Some(compiler) = self.c_compiler {
@@ -63,13 +57,9 @@ impl ReleaseBuild<'_> {
             cargo =
                 cargo.env(variable("CC", self.triple), compiler).env(format!("{linker}_LINKER"), compiler);
         }
-        let finished = cargo
-            .on_stderr_line(move |line| notes.note(line.trim().to_owned()))
-            .run()
+        rust_build::build(session, title, cargo)
             .await
-            .with_context(|| format!("build for {} with {}", self.triple, self.toolchain.version()))?;
-        step.done("");
-        Ok(Built::parse(&finished.stdout))
+            .with_context(|| format!("build for {} with {}", self.triple, self.toolchain.version))
     }
 }
 
@@ -94,8 +84,7 @@ fn c_flags(directories: &[(&Path, &str)]) -> String {
 
 /// Returns the directory of cargo, which has the sources of the dependencies.
 fn cargo_home() -> Result<PathBuf> {
-    if let Some(directory) = std::env::var_os("CARGO_HOME").filter(|value| !value.is_empty()) {
-        return Ok(PathBuf::from(directory));
-    }
-    Ok(PathBuf::from(std::env::var_os("HOME").context("neither CARGO_HOME nor HOME is set")?).join(".cargo"))
+    let set = std::env::var_os("CARGO_HOME").filter(|value| !value.is_empty()).map(PathBuf::from);
+    let home = || std::env::home_dir().map(|home| home.join(".cargo"));
+    set.or_else(home).context("neither CARGO_HOME nor HOME is set")
 }

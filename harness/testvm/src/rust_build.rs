@@ -1,97 +1,44 @@
 //! Static builds of Rust programs and tests with cargo, which rebuilds only what has changed.
 
+use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 use serde::Deserialize;
 
 use crate::process::Program;
-use crate::progress::Step;
 use crate::session::Session;
 
 /// Links the C library into the program, because the guests and images have none.
 const RUSTFLAGS: &str = "-Ctarget-feature=+crt-static";
 
-/// The build profile of tests.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub enum Profile {
-    Debug,
-    /// The profile of programs that are installed.
-    Release,
-}
-
 /// A Rust compiler.
 #[derive(Clone, Debug)]
 pub struct Toolchain {
     /// The program, or `None` for the one that cargo finds.
-    rustc: Option<PathBuf>,
-    version: String,
+    pub rustc: Option<PathBuf>,
+    /// What it prints as its version.
+    pub version: String,
 }
 
 impl Toolchain {
-    /// Returns the compiler that cargo finds in `workspace`.
-    ///
-    /// # Errors
-    /// rustc does not run.
-    pub async fn installed(workspace: &Path) -> Result<Toolchain> {
-        let version = rustc(workspace, &["--version"]).await?.trim().to_owned();
-        Ok(Toolchain { rustc: None, version })
-    }
-
-    /// Returns the compiler with this path.
-    ///
-    /// # Errors
-    /// The program does not run.
-    pub async fn of(workspace: &Path, rustc: PathBuf) -> Result<Toolchain> {
-        let printed = Program::new(&rustc).arg("--version").current_dir(workspace).run().await?;
-        Ok(Toolchain { rustc: Some(rustc), version: printed.stdout.trim().to_owned() })
-    }
-
-    /// Returns the program, or `None` for the one that cargo finds.
-    #[must_use]
-    pub fn rustc(&self) -> Option<&Path> {
-        self.rustc.as_deref()
-    }
-
-    /// Returns what the compiler prints as its version.
-    #[must_use]
-    pub fn version(&self) -> &str {
-        &self.version
+    /// Returns the compiler with this path, or the one that cargo finds in `workspace`.
+    pub async fn of(workspace: &Path, rustc: Option<PathBuf>) -> Result<Toolchain> {
+        let program = rustc.clone().map_or_else(default_rustc, PathBuf::into_os_string);
+        let printed = Program::new(program).arg("--version").current_dir(workspace).run().await?.stdout;
+        Ok(Toolchain { rustc, version: printed.trim().to_owned() })
     }
 }
 
 /// Builds the unit tests of a package's library for this machine. The program runs where it was built.
-///
-/// # Errors
-/// The tests do not compile.
-pub async fn unit_tests(
-    session: &Session,
-    package: &str,
-    feature: &str,
-    profile: Profile,
-) -> Result<PathBuf> {
-    let _turn = session.turn_to_compile().await;
-    let step = session.progress.step(format!("build the tests of {package} with {feature}"));
-    let notes = step.notes();
-    let release: &[&str] = match profile {
-        Profile::Debug => &[],
-        Profile::Release => &["--release"],
-    };
-    let finished = program(session.workspace.root())
+pub async fn unit_tests(session: &Session, package: &str, feature: &str, profile: &str) -> Result<PathBuf> {
+    let cargo = program(session.workspace.root())
         .args(["test", "--no-run", "--package", package, "--lib", "--features", feature])
-        .args(release)
-        .args(["--message-format", "json-render-diagnostics"])
-        .on_stderr_line(move |line| notes.note(line.trim().to_owned()))
-        .run()
-        .await?;
-    step.done("");
-    Built::parse(&finished.stdout).program(package)
+        .args(["--profile", profile]);
+    build(session, &format!("build the tests of {package} with {feature}"), cargo).await?.program(package)
 }
 
 /// Builds the benchmark `name` of a package, which the feature `__tests` enables.
-///
-/// # Errors
-/// The benchmark does not compile.
 pub async fn bench(session: &Session, package: &str, name: &str) -> Result<PathBuf> {
     let args = ["build", "--profile=bench", "--package", package, "--bench", name, "--features", "__tests"];
     let title = format!("build the benchmark {name} of {package}");
@@ -99,31 +46,26 @@ pub async fn bench(session: &Session, package: &str, name: &str) -> Result<PathB
 }
 
 /// Builds static programs with these arguments to cargo, as a step with the title `title`.
-///
-/// # Errors
-/// The programs do not compile.
 pub async fn programs(session: &Session, title: &str, args: &[&str]) -> Result<Built> {
     let root = session.workspace.root();
+    build(session, title, linked_statically(program(root).args(args.iter().copied()), root).await?).await
+}
+
+/// Runs a build of cargo as a step with the title `title`.
+pub(crate) async fn build(session: &Session, title: &str, cargo: Program) -> Result<Built> {
     let _turn = session.turn_to_compile().await;
     let step = session.progress.step(title);
-    let built = run(program(root), root, &step, args).await?;
+    let cargo = cargo.args(["--message-format", "json-render-diagnostics"]);
+    let finished = cargo.on_stderr_line(step.line_notes()).run().await?;
     step.done("");
-    Ok(built)
+    Ok(Built(artifacts(&finished.stdout)))
 }
 
 /// The result of a cargo build.
 pub struct Built(Vec<Artifact>);
 
 impl Built {
-    /// Reads the messages of cargo with `--message-format json-render-diagnostics`.
-    pub(crate) fn parse(messages: &str) -> Built {
-        Built(artifacts(messages))
-    }
-
     /// Returns the path of the program of this name.
-    ///
-    /// # Errors
-    /// Cargo built no program of this name.
     pub fn program(&self, name: &str) -> Result<PathBuf> {
         let found = self.0.iter().find(|artifact| artifact.target.name == name);
         let path = found.and_then(|artifact| artifact.executable.clone());
@@ -131,9 +73,6 @@ impl Built {
     }
 
     /// Returns the path of the test binary `tests/<name>` of a package.
-    ///
-    /// # Errors
-    /// Cargo did not build it.
     pub fn test(&self, package: &str, name: &str) -> Result<PathBuf> {
         let is_it = |artifact: &&Artifact| artifact.target.name == name && artifact.is_of(package);
         let path = self.0.iter().find(is_it).and_then(|artifact| artifact.executable.clone());
@@ -163,35 +102,23 @@ struct Target {
     name: String,
 }
 
-async fn run(cargo: Program, root: &Path, step: &Step, args: &[&str]) -> Result<Built> {
-    let notes = step.notes();
-    let (command, rest) = args.split_first().context("no cargo command")?;
-    let finished = linked_statically(cargo, root, command)
-        .await?
-        .args(["--message-format", "json-render-diagnostics"])
-        .args(rest.iter().copied())
-        .on_stderr_line(move |line| notes.note(line.trim().to_owned()))
-        .run()
-        .await?;
-    Ok(Built::parse(&finished.stdout))
-}
-
-async fn linked_statically(cargo: Program, root: &Path, command: &str) -> Result<Program> {
+/// Has a command of cargo build static programs for this machine.
+pub(crate) async fn linked_statically(cargo: Program, root: &Path) -> Result<Program> {
     // With an explicit target, cargo does not pass the flags to build scripts and procedural macros.
-    let target = host_triple(root).await?;
-    Ok(cargo.arg(command).args(["--target", &target]).env("CARGO_ENCODED_RUSTFLAGS", RUSTFLAGS))
+    let version = rustc(root, &["-vV"]).await?;
+    let target = version.lines().find_map(|line| line.strip_prefix("host: "));
+    let target = target.context("rustc -vV names no host")?;
+    Ok(cargo.args(["--target", target]).env("CARGO_ENCODED_RUSTFLAGS", RUSTFLAGS))
 }
 
 /// Returns cargo in the workspace, without the variables that the outer cargo set for the package of
 /// this program. Build scripts that depend on such variables would run again each time.
-#[must_use]
 pub fn program(workspace: &Path) -> Program {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     in_workspace(Program::new(cargo), workspace)
 }
 
 /// Has a program that runs cargo work in the workspace, without the variables of the outer cargo.
-#[must_use]
 pub fn in_workspace(program: Program, workspace: &Path) -> Program {
     let mut program = program.downloads().current_dir(workspace);
     for (name, _) in std::env::vars_os() {
@@ -212,27 +139,18 @@ fn artifacts(messages: &str) -> Vec<Artifact> {
 }
 
 /// Returns `true` if rustc has the standard library for a target.
-///
-/// # Errors
-/// rustc does not know the target, or does not run.
 pub async fn has_target(session: &Session, triple: &str) -> Result<bool> {
     let printed = rustc(session.workspace.root(), &["--print", "target-libdir", "--target", triple]).await?;
     Ok(Path::new(printed.trim()).is_dir())
 }
 
-async fn host_triple(workspace: &Path) -> Result<String> {
-    let version = rustc(workspace, &["-vV"]).await?;
-    version
-        .lines()
-        .find_map(|line| line.strip_prefix("host: "))
-        .map(str::to_owned)
-        .context("rustc -vV names no host")
+/// Returns the output of rustc with these arguments.
+async fn rustc(workspace: &Path, args: &[&str]) -> Result<String> {
+    Ok(Program::new(default_rustc()).args(args.iter().copied()).current_dir(workspace).run().await?.stdout)
 }
 
-/// Returns the output of rustc with these arguments.
-pub(crate) async fn rustc(workspace: &Path, args: &[&str]) -> Result<String> {
-    let rustc = std::env::var_os("RUSTC").unwrap_or_else(|| "rustc".into());
-    Ok(Program::new(rustc).args(args.iter().copied()).current_dir(workspace).run().await?.stdout)
+fn default_rustc() -> OsString {
+    std::env::var_os("RUSTC").unwrap_or_else(|| "rustc".into())
 }
 
 #[cfg(test)]

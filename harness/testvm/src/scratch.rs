@@ -24,9 +24,6 @@ pub struct ScratchDir {
 impl ScratchDir {
     /// Removes the directories of runs that were killed, and creates one for this process, in which tempfile and the children
     /// of this process create their temporary files from now on.
-    ///
-    /// # Errors
-    /// The directory cannot be created.
     pub fn of_this_process() -> Result<ScratchDir> {
         let parent = std::env::temp_dir();
         remove_abandoned(&parent);
@@ -37,9 +34,6 @@ impl ScratchDir {
     }
 
     /// Creates a directory in `parent`, and leaves those of other processes alone.
-    ///
-    /// # Errors
-    /// The directory cannot be created.
     pub fn create(parent: &Path) -> Result<ScratchDir> {
         loop {
             let created = tempfile::Builder::new().prefix(PREFIX).tempdir_in(parent);
@@ -55,7 +49,6 @@ impl ScratchDir {
     }
 
     /// Returns the path of the directory.
-    #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
     }

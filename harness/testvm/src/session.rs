@@ -32,7 +32,6 @@ pub struct Project {
 impl Project {
     /// Returns the name of an environment variable: `DISK_TOOL_ACCELERATOR` for `ACCELERATOR` of the project
     /// `disk-tool`.
-    #[must_use]
     pub fn variable(&self, name: &str) -> String {
         format!("{}_{name}", self.name.to_uppercase().replace('-', "_"))
     }
@@ -62,9 +61,6 @@ pub struct Session {
 
 impl Session {
     /// Begins a session, and removes what earlier runs left that were killed.
-    ///
-    /// # Errors
-    /// The cache directory cannot be found or created, or there is no directory for temporary files.
     pub fn new(project: Project, workspace: Workspace) -> Result<Session> {
         let cache = Cache::open(project.name)?;
         cache.remove_abandoned();
@@ -72,14 +68,13 @@ impl Session {
     }
 
     /// Begins a session with these directories, for tests.
-    #[must_use]
     pub fn with_directories(
         project: Project,
         workspace: Workspace,
         cache: Cache,
         scratch: ScratchDir,
     ) -> Session {
-        let progress = Progress::with_times(StepTimes::at(cache.root().join(STEP_TIMES)));
+        let progress = Progress::new(StepTimes::at(cache.root().join(STEP_TIMES)));
         Session {
             project,
             workspace,
@@ -119,8 +114,8 @@ impl Session {
     /// The lock cannot be acquired, or the run was stopped while it waited.
     pub async fn exclusive(&self, name: &str) -> Result<Flock<File>> {
         let holder = match self.try_exclusive(name)? {
-            Exclusive::Locked(lock) => return Ok(lock),
-            Exclusive::HeldBy(holder) => holder,
+            Ok(lock) => return Ok(lock),
+            Err(holder) => holder,
         };
         let step = self.progress.step(format!("wait for another {name} run, {holder}"));
         let lock = self.until_cancelled(cache::lock(&self.lock_path(name)?)).await?;
@@ -129,20 +124,18 @@ impl Session {
         Ok(lock)
     }
 
-    /// Locks the reports and logs of `name` like [`Session::exclusive`], but does not wait for another run.
-    ///
-    /// # Errors
-    /// The lock file cannot be created or written.
-    pub fn try_exclusive(&self, name: &str) -> Result<Exclusive> {
+    /// Locks the reports and logs of `name` like [`Session::exclusive`], but does not wait for another run: if it holds the lock,
+    /// the inner error is its process id, its command line and its checkout.
+    pub fn try_exclusive(&self, name: &str) -> Result<Result<Flock<File>, String>> {
         let path = self.lock_path(name)?;
         if let Some(lock) = cache::try_lock(&path)? {
             self.name_holder(&lock)?;
-            return Ok(Exclusive::Locked(lock));
+            return Ok(Ok(lock));
         }
         let holder = std::fs::read_to_string(&path).with_context(|| format!("read {}", path.display()))?;
         // The holder locks the file before it writes its name.
         let holder = if holder.is_empty() { format!("the holder of {}", path.display()) } else { holder };
-        Ok(Exclusive::HeldBy(holder))
+        Ok(Err(holder))
     }
 
     fn lock_path(&self, name: &str) -> Result<PathBuf> {
@@ -179,15 +172,6 @@ impl Session {
     }
 }
 
-/// The result of [`Session::try_exclusive`].
-#[derive(Debug)]
-pub enum Exclusive {
-    /// The lock, which the kernel releases when its holder ends.
-    Locked(Flock<File>),
-    /// Another process holds the lock: its process id, its command line and its checkout.
-    HeldBy(String),
-}
-
 /// The directories of a checkout of the project.
 #[derive(Clone, Debug)]
 pub struct Workspace {
@@ -198,27 +182,21 @@ pub struct Workspace {
 impl Workspace {
     /// Creates a value for the cargo workspace at `root`. `definitions` is the directory of the data that
     /// describes images: package lists, kernels, pinned versions.
-    #[must_use]
     pub fn new(root: PathBuf, definitions: PathBuf) -> Workspace {
         Workspace { root, definitions }
     }
 
     /// Returns the directory of the cargo workspace.
-    #[must_use]
     pub fn root(&self) -> &Path {
         &self.root
     }
 
     /// Returns the directory of the data that describes images: package lists, kernels, pinned versions.
-    #[must_use]
     pub fn definitions(&self) -> &Path {
         &self.definitions
     }
 
     /// Reads a file in TOML of the definitions.
-    ///
-    /// # Errors
-    /// The file cannot be read or parsed.
     pub fn definition<T: DeserializeOwned>(&self, path: &str) -> Result<T> {
         let path = self.definitions.join(path);
         let text = std::fs::read_to_string(&path).with_context(|| format!("read {}", path.display()))?;
@@ -226,13 +204,11 @@ impl Workspace {
     }
 
     /// Returns cargo's target directory.
-    #[must_use]
     pub fn target(&self) -> PathBuf {
         std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| self.root.join("target"), PathBuf::from)
     }
 
     /// Returns the directory of the reports and logs of the run `name`. Each run recreates it.
-    #[must_use]
     pub fn reports(&self, name: &str) -> PathBuf {
         self.target().join(name)
     }
@@ -254,14 +230,12 @@ mod tests {
         );
         // CARGO_TARGET_DIR may lead to a directory that other runs of this test share.
         let name = format!("test-{}", std::process::id());
-        let Exclusive::Locked(lock) = session.try_exclusive(&name).unwrap() else {
-            panic!("the lock is free")
-        };
-        let Exclusive::HeldBy(holder) = session.try_exclusive(&name).unwrap() else { panic!("it is held") };
+        let lock = session.try_exclusive(&name).unwrap().unwrap();
+        let holder = session.try_exclusive(&name).unwrap().unwrap_err();
         let expected = [format!("process {} ", std::process::id()), dir.path().display().to_string()];
         assert!(expected.iter().all(|part| holder.contains(part)), "{holder}");
         drop(lock);
-        assert!(matches!(session.try_exclusive(&name).unwrap(), Exclusive::Locked(_)));
+        session.try_exclusive(&name).unwrap().unwrap();
         std::fs::remove_file(session.lock_path(&name).unwrap()).unwrap();
     }
 }

@@ -11,6 +11,7 @@ use crate::report::{Outcome, Report};
 use crate::session::Session;
 
 /// The steps of one suite of the report.
+#[must_use]
 pub struct Steps<'a> {
     session: &'a Session,
     report: &'a mut Report,
@@ -41,13 +42,11 @@ impl<'a> Steps<'a> {
     }
 
     /// Hides the progress lines, because the run has to fail.
-    #[must_use]
     pub fn hidden(self) -> Steps<'a> {
         Steps { shown: false, ..self }
     }
 
     /// Inserts a step directly before the first one whose title ends with `before`. `begin` returns its work.
-    #[must_use]
     pub fn inserting(
         self,
         title: String,
@@ -58,7 +57,6 @@ impl<'a> Steps<'a> {
     }
 
     /// Returns the session.
-    #[must_use]
     pub fn session(&self) -> &'a Session {
         self.session
     }

@@ -25,7 +25,6 @@ impl Versions {
     }
 
     /// Returns the versions that were recorded so far.
-    #[must_use]
     pub fn all(&self) -> Used {
         self.used().clone()
     }
@@ -36,7 +35,6 @@ impl Versions {
     }
 
     /// Returns `true` after [`look_for_newest`](Versions::look_for_newest).
-    #[must_use]
     pub fn newest(&self) -> bool {
         self.newest.load(Ordering::Relaxed)
     }
@@ -47,9 +45,6 @@ impl Versions {
 }
 
 /// Writes the versions as text: a paragraph for each kind, which is also what `diff` compares best.
-///
-/// # Errors
-/// The file cannot be written.
 pub fn write(used: &Used, path: &Path) -> Result<()> {
     let paragraph = |(what, lines): (&String, &Vec<String>)| format!("{what}:\n  {}\n", lines.join("\n  "));
     let text = used.iter().map(paragraph).collect::<String>();

@@ -91,7 +91,7 @@ async fn cut_and_check(
     let new = directory.join("new");
     disk::xfs(&new, DISK_MIB).await?;
     let killed = Disk { name: "work".to_owned(), image: directory.join("work"), mode: DiskMode::Logged };
-    disk::copy(&new, &killed.image)?;
+    disk::copy(&new, &killed.image).await?;
 
     let started = Instant::now();
     work(machine, &killed, seed).await?;
@@ -101,10 +101,8 @@ async fn cut_and_check(
     step.note(format!("{} writes, {} cuts", entries.len(), cuts.len()));
     let mut disks = vec![Disk { mode: DiskMode::Persistent, ..killed }];
     for (index, cut) in cuts.iter().enumerate() {
-        // A copy takes a moment in which this task would do nothing else.
-        tokio::task::yield_now().await;
         let image = directory.join(format!("cut-{index}"));
-        disk::copy(&new, &image)?;
+        disk::copy(&new, &image).await?;
         replay(&image, &entries, cut)?;
         // A disk that forgets a flush may be corrupt, so it is not checked.
         let mode = if cut.forgets_a_flush() { DiskMode::Scratch } else { DiskMode::Persistent };

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result};
 
 use crate::process::{Program, find};
-use crate::progress::Notes;
+use crate::progress::Step;
 
 /// Debian's own keys, which verify packages of suites other than the host's.
 const KEYRING: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
@@ -19,43 +19,34 @@ const SECURITY_ARCHIVE: &str = "Debian-Security";
 /// The end of the names of suites that come from the security archive.
 const SECURITY: &str = "-security";
 
+/// The variant of mmdebstrap that unpacks packages.
+pub(super) const EXTRACT: &str = "extract";
+/// The variant that installs them in addition to the essential ones.
+pub(super) const MINBASE: &str = "minbase";
+
 /// Packages of a suite, which bring their dependencies with them.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Selection<'a> {
     pub(super) suite: &'a str,
-    pub(super) variant: Variant,
+    pub(super) variant: &'static str,
     pub(super) packages: &'a [String],
     /// More arguments for mmdebstrap that decide which packages it fetches.
     pub(super) options: &'a [&'a str],
 }
 
-/// What mmdebstrap does with the packages, by its name.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub(super) enum Variant {
-    /// It unpacks them.
-    Extract,
-    /// It installs them in addition to the essential ones.
-    Minbase,
-}
+impl<'a> Selection<'a> {
+    pub(super) fn new(suite: &'a str, variant: &'static str, packages: &'a [String]) -> Selection<'a> {
+        Selection { suite, variant, packages, options: &[] }
+    }
 
-impl Selection<'_> {
     /// Returns everything that decides which packages are fetched, with labels.
     pub(super) fn inputs(&self) -> [(&'static str, String); 4] {
         [
             ("suite", self.suite.to_owned()),
-            ("variant", self.variant.name().to_owned()),
+            ("variant", self.variant.to_owned()),
             ("packages", self.packages.join(",")),
             ("options", self.options.join(" ")),
         ]
-    }
-}
-
-impl Variant {
-    fn name(self) -> &'static str {
-        match self {
-            Variant::Extract => "extract",
-            Variant::Minbase => "minbase",
-        }
     }
 }
 
@@ -72,7 +63,7 @@ impl Bootstrap {
         let mode = if nix::unistd::geteuid().is_root() { "root" } else { "unshare" };
         let mut program = mmdebstrap()
             .await
-            .arg(format!("--variant={}", selection.variant.name()))
+            .arg(format!("--variant={}", selection.variant))
             .arg(format!("--mode={mode}"))
             .arg(format!("--include={}", selection.packages.join(",")))
             .args(selection.options.iter().copied());
@@ -86,19 +77,18 @@ impl Bootstrap {
         Ok(Bootstrap { program, suite: suite.to_owned(), sources: sources(suite).await? })
     }
 
-    #[must_use]
     pub(super) fn args(mut self, args: impl IntoIterator<Item = String>) -> Bootstrap {
         self.program = self.program.args(args);
         self
     }
 
     /// Writes the file system to a tar file.
-    pub(super) async fn run(self, target: &Path, note: impl FnMut(&str) + Send + 'static) -> Result<()> {
+    pub(super) async fn run(self, target: &Path, step: &Step) -> Result<()> {
         self.program
             .arg(&self.suite)
             .arg(target)
             .args(self.sources)
-            .on_stderr_line(note)
+            .on_stderr_line(step.line_notes())
             .run()
             .await
             .with_context(|| format!("fetch Debian {}", self.suite))?;
@@ -130,11 +120,10 @@ pub(super) async fn extract(
     selection: &Selection<'_>,
     directory: &Path,
     place: impl Fn(&Path) -> Option<PathBuf>,
-    notes: Notes,
+    step: &Step,
 ) -> Result<()> {
     let tar = directory.join("packages.tar");
-    let note = move |line: &str| notes.note(line.to_owned());
-    Bootstrap::new(selection).await?.run(&tar, note).await?;
+    Bootstrap::new(selection).await?.run(&tar, step).await?;
     let file = File::open(&tar).with_context(|| format!("open {}", tar.display()))?;
     let mut archive = tar::Archive::new(BufReader::new(file));
     for entry in archive.entries()? {

@@ -10,8 +10,8 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 
-use super::debian::{Bootstrap, Selection};
-use crate::cache::Recipe;
+use super::debian::{self, Bootstrap, Selection};
+use crate::cache::{Recipe, replace_file};
 use crate::session::Session;
 
 /// The directory of the records, in the cache.
@@ -20,11 +20,26 @@ const RECORDS: &str = "debian-versions";
 /// The version of each package, by its name.
 type Packages = BTreeMap<String, String>;
 
+/// Returns the artifact of `recipe` with the files of the packages for which `place` returns a path there: see
+/// [`debian::extract`].
+pub(super) async fn unpacked(
+    session: &Session,
+    what: &str,
+    selection: &Selection<'_>,
+    recipe: Recipe,
+    place: impl Fn(&Path) -> Option<PathBuf>,
+) -> Result<PathBuf> {
+    let build = async |directory: &Path| -> Result<()> {
+        let step = session.progress.step(format!("fetch {what}"));
+        debian::extract(selection, directory, place, &step).await?;
+        step.done("");
+        Ok(())
+    };
+    artifact(session, what, selection, recipe, build).await
+}
+
 /// Returns the artifact of `recipe` and of the packages of `selection`, from the cache or built. `what` names it in the
 /// report of versions.
-///
-/// # Errors
-/// The versions cannot be looked up, or an error of `build`.
 pub(super) async fn artifact<F>(
     session: &Session,
     what: &str,
@@ -52,7 +67,7 @@ where
     step.done(if changes.is_empty() { String::new() } else { format!("\n  {}", changes.join("\n  ")) });
     let artifact = session.cache.artifact(&with_versions(&newest), build).await?;
     // After the build: versions that cannot be fetched must not replace those of a complete artifact.
-    write(&record, &newest)?;
+    replace_file(&record, &lines(&newest).join("\n"), 0o600)?;
     report(session, what, selection, &newest);
     Ok(artifact)
 }
@@ -72,14 +87,6 @@ fn read(record: &Path) -> Result<Option<Packages>> {
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
         Err(error) => Err(error).with_context(|| format!("read {}", record.display())),
     }
-}
-
-fn write(record: &Path, packages: &Packages) -> Result<()> {
-    let directory = record.parent().context("a record has a directory")?;
-    let new = tempfile::NamedTempFile::new_in(directory).context("create a file for versions")?;
-    fs::write(new.path(), lines(packages).join("\n")).context("write versions")?;
-    new.persist(record).with_context(|| format!("write {}", record.display()))?;
-    Ok(())
 }
 
 /// Returns the newest version of each package that the mirrors have, with all dependencies.
@@ -173,7 +180,7 @@ Inst libacl1 [2.3.1-1] (1:2.3.2-2+b1 Debian:13.8/stable [amd64])
         let record = dir.path().join("record");
         assert_eq!(read(&record).unwrap(), None);
         let packages = parse_simulation(PRINTED);
-        write(&record, &packages).unwrap();
+        replace_file(&record, &lines(&packages).join("\n"), 0o600).unwrap();
         assert_eq!(read(&record).unwrap(), Some(packages));
     }
 }

@@ -1,14 +1,11 @@
 //! Creates disk images on the host, on sparse files, with the file systems' own programs.
 
 use std::fs::{self, File};
-use std::io::{Read, Seek, SeekFrom};
-use std::os::fd::AsFd;
+use std::io::Read;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
-use nix::errno::Errno;
-use nix::unistd::{Whence, lseek};
 
 use super::debian::as_root;
 use crate::process::Program;
@@ -28,9 +25,6 @@ pub async fn xfs(path: &Path, size_mib: u64) -> Result<()> {
 }
 
 /// Returns `true` if the image begins as an XFS does.
-///
-/// # Errors
-/// The image cannot be read.
 pub fn is_xfs(image: &Path) -> Result<bool> {
     let mut magic = [0; 4];
     let mut read = || match File::open(image)?.read_exact(&mut magic) {
@@ -60,9 +54,6 @@ pub async fn check_xfs(image: &Path) -> Result<()> {
 
 /// Destroys the index of the free space of the second allocation group of an XFS, for tests of those who have to notice it. A
 /// kernel notices it when it allocates blocks there.
-///
-/// # Errors
-/// The image cannot be read or written.
 pub fn damage_xfs(image: &Path) -> Result<()> {
     damage(image).with_context(|| format!("damage {}", image.display()))
 }
@@ -82,9 +73,6 @@ fn damage(image: &Path) -> Result<()> {
 
 /// Creates a read-only disk that brings files of the host into a guest. `files` has pairs of the path in the
 /// guest, without a leading slash, and the file of the host. All are executable and owned by root.
-///
-/// # Errors
-/// A file cannot be read, or the image cannot be written.
 pub async fn payload(path: &Path, files: &[(String, PathBuf)]) -> Result<()> {
     let staging = tempfile::tempdir_in(path.parent().context("an image has a parent directory")?)?;
     let mut bytes = 0;
@@ -103,9 +91,6 @@ pub async fn payload(path: &Path, files: &[(String, PathBuf)]) -> Result<()> {
 }
 
 /// Creates an empty ext4 file system of this size.
-///
-/// # Errors
-/// The file cannot be created, or mke2fs fails.
 pub async fn empty_ext4(path: &Path, size_mib: u64) -> Result<()> {
     let empty = tempfile::tempdir().context("create a directory")?;
     ext4(path, size_mib, empty.path(), &[]).await
@@ -125,41 +110,15 @@ pub(super) async fn ext4(path: &Path, size_mib: u64, content: &Path, features: &
     Ok(())
 }
 
-/// A change of an ext4 image.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub enum Edit<'a> {
-    /// Removes a file.
-    Remove { path: &'a str },
-    /// Creates a symbolic link at `path`, in an existing directory.
-    Link { path: &'a str, target: &'a str },
-}
-
-impl Edit<'_> {
-    /// Returns the command of debugfs(8). It has no quotes in its command files, so it takes no other characters
-    /// than those of ordinary paths.
-    fn command(&self) -> Result<String> {
-        let plain =
-            |path: &str| path.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"/._-+".contains(&byte));
-        let (command, paths) = match *self {
-            Edit::Remove { path } => ("rm", vec![path]),
-            Edit::Link { path, target } => ("symlink", vec![path, target]),
-        };
-        for path in &paths {
-            anyhow::ensure!(plain(path), "{path:?} has characters that debugfs does not take");
-        }
-        Ok(format!("{command} {}\n", paths.join(" ")))
-    }
-}
-
-/// Changes an ext4 image that is not mounted.
+/// Changes an ext4 image that is not mounted, with commands of debugfs(8), such as `rm FILE` or `symlink FILE TARGET`.
 ///
 /// # Errors
-/// A file to remove is missing, a link or its directory cannot be created, or the image cannot be written.
-pub async fn edit_ext4(image: &Path, edits: &[Edit<'_>]) -> Result<()> {
-    if edits.is_empty() {
+/// A command fails, as for a missing file or a path with a space, or the image cannot be written.
+pub async fn edit_ext4(image: &Path, commands: &[String]) -> Result<()> {
+    if commands.is_empty() {
         return Ok(());
     }
-    let commands = edits.iter().map(Edit::command).collect::<Result<String>>()?;
+    let commands = commands.join("\n");
     let finished =
         Program::new("debugfs").args(["-w", "-f", "/dev/stdin"]).arg(image).input(commands).run().await?;
     // debugfs exits with 0 after a command that failed. It writes its version and each error to standard error.
@@ -175,64 +134,14 @@ fn sparse(path: &Path, size_mib: u64) -> Result<()> {
 }
 
 /// Copies a disk image without filling its holes.
-///
-/// # Errors
-/// The image cannot be read, or the copy cannot be written.
-pub fn copy(image: &Path, target: &Path) -> Result<()> {
-    copy_data(image, target).with_context(|| format!("copy {} to {}", image.display(), target.display()))
-}
-
-fn copy_data(image: &Path, target: &Path) -> Result<()> {
-    let mut source = File::open(image)?;
-    let mut copy = File::create(target)?;
-    let length = source.metadata()?.len();
-    copy.set_len(length)?;
-    let mut position = 0;
-    while let Some((start, end)) = next_data(&source, position)? {
-        source.seek(SeekFrom::Start(start))?;
-        copy.seek(SeekFrom::Start(start))?;
-        // The standard library copies between files inside the kernel and shares blocks if the file system
-        // can.
-        std::io::copy(&mut (&source).take(end - start), &mut copy)?;
-        position = end;
-    }
+pub async fn copy(image: &Path, target: &Path) -> Result<()> {
+    Program::new("cp").arg("--").arg(image).arg(target).run().await?;
     Ok(())
-}
-
-/// Returns the next range of data, or `None` if only a hole follows.
-fn next_data(file: impl AsFd, from: u64) -> Result<Option<(u64, u64)>> {
-    let seek = |offset: u64, whence| lseek(file.as_fd(), offset.cast_signed(), whence);
-    match seek(from, Whence::SeekData) {
-        Ok(start) => {
-            let end = seek(start.cast_unsigned(), Whence::SeekHole)?;
-            Ok(Some((start.cast_unsigned(), end.cast_unsigned())))
-        }
-        Err(Errno::ENXIO) => Ok(None),
-        Err(errno) => Err(errno.into()),
-    }
 }
 
 #[cfg(test)]
 mod tests {
-    use std::io::Write;
-    use std::os::unix::fs::MetadataExt;
-
     use super::*;
-
-    #[test]
-    fn copy_has_same_bytes_and_holes() {
-        let dir = tempfile::tempdir().unwrap();
-        let (image, target) = (dir.path().join("image"), dir.path().join("copy"));
-        let mut file = File::create(&image).unwrap();
-        file.set_len(64 << 20).unwrap();
-        for offset in [0, 10 << 20, (64 << 20) - 5] {
-            file.seek(SeekFrom::Start(offset)).unwrap();
-            file.write_all(b"bytes").unwrap();
-        }
-        copy(&image, &target).unwrap();
-        assert!(fs::read(&image).unwrap() == fs::read(&target).unwrap());
-        assert!(fs::metadata(&target).unwrap().blocks() * 512 < 1 << 20);
-    }
 
     /// A failed edit is an error.
     #[tokio::test]
@@ -244,18 +153,18 @@ mod tests {
         let image = dir.path().join("image");
         ext4(&image, 8, &content, &[]).await.unwrap();
 
-        let link = Edit::Link { path: "/bin/losetup", target: "/opt/loopfs" };
-        edit_ext4(&image, &[Edit::Remove { path: "/bin/mount" }, link]).await.unwrap();
+        let (remove, link) = ("rm /bin/mount".to_owned(), "symlink /bin/losetup /opt/loopfs".to_owned());
+        edit_ext4(&image, &[remove.clone(), link.clone()]).await.unwrap();
         let listing =
             Program::new("debugfs").args(["-R", "ls -p /bin"]).arg(&image).run().await.unwrap().stdout;
         assert!(!listing.contains("/mount/") && listing.contains("/losetup/"), "{listing}");
         Program::new("e2fsck").args(["-f", "-n"]).arg(&image).run().await.unwrap();
 
-        let error = edit_ext4(&image, &[Edit::Remove { path: "/bin/mount" }]).await.unwrap_err().to_string();
-        assert!(error.contains("rm: File not found"), "{error}");
-        let error = edit_ext4(&image, &[link]).await.unwrap_err().to_string();
-        assert!(error.contains("symlink: "), "{error}");
-        assert!(edit_ext4(&image, &[Edit::Remove { path: "/bin/a b" }]).await.is_err());
+        for failing in [remove, link, "rm /bin/a b".to_owned(), "symlink /bin/a /b c".to_owned()] {
+            let name = failing.split(' ').next().unwrap();
+            let error = edit_ext4(&image, std::slice::from_ref(&failing)).await.unwrap_err().to_string();
+            assert!(error.contains(&format!("{name}: ")), "{error}");
+        }
     }
 
     /// A sound file system passes.
@@ -271,14 +180,5 @@ mod tests {
         assert!(error.contains("corrupt") && error.contains("block 1/1"), "{error}");
         sparse(&image, 1).unwrap();
         assert!(!is_xfs(&image).unwrap());
-    }
-
-    #[test]
-    fn image_without_data_is_copied() {
-        let dir = tempfile::tempdir().unwrap();
-        let (image, target) = (dir.path().join("image"), dir.path().join("copy"));
-        sparse(&image, 3).unwrap();
-        copy(&image, &target).unwrap();
-        assert_eq!(fs::metadata(&target).unwrap().len(), 3 << 20);
     }
 }

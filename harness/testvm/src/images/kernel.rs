@@ -7,8 +7,8 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result};
 use serde::Deserialize;
 
-use super::debian::{self, Selection, Variant};
-use super::debian_versions;
+use super::debian::{EXTRACT, Selection};
+use super::debian_versions::unpacked;
 use crate::cache::Recipe;
 use crate::kernel_log::ExpectedLines;
 use crate::process::Program;
@@ -54,18 +54,12 @@ pub struct Module {
 
 impl Kernel {
     /// Returns the names in the catalogue, in its order.
-    ///
-    /// # Errors
-    /// The catalogue cannot be read.
     pub fn names(workspace: &Workspace) -> Result<Vec<String>> {
         let catalogue: Catalogue = workspace.definition(CATALOGUE)?;
         Ok(catalogue.kernel.into_iter().map(|row| row.name).collect())
     }
 
     /// Returns the name of the kernel that is booted by default.
-    ///
-    /// # Errors
-    /// The catalogue cannot be read.
     pub fn default_name(session: &Session) -> Result<String> {
         let catalogue: Catalogue = session.workspace.definition(CATALOGUE)?;
         Ok(catalogue.default)
@@ -86,54 +80,40 @@ impl Kernel {
             .with_context(|| format!("no kernel is called {name} in {CATALOGUE}; there is: {}", known()))?
             .clone();
         let packages = [row.package.clone()];
-        let selection =
-            Selection { suite: &row.suite, variant: Variant::Extract, packages: &packages, options: &[] };
+        let selection = Selection::new(&row.suite, EXTRACT, &packages);
         let what = format!("kernel {}", row.name);
-        let build = async |directory: &Path| -> Result<()> {
-            let step = session.progress.step(format!("fetch the {what}"));
-            debian::extract(&selection, directory, place, step.notes()).await?;
-            step.done(release(directory)?);
-            Ok(())
-        };
-        let recipe = Recipe::new("kernel", 2);
-        let directory = debian_versions::artifact(session, &what, &selection, recipe, build).await?;
+        let directory = unpacked(session, &what, &selection, Recipe::new("kernel", 2), place).await?;
         let expected_lines = ExpectedLines::read(&session.workspace.definitions().join(EXPECTED_LINES))?;
         let release = release(&directory)?;
         Ok(Kernel { name: row.name, release, directory, sets: catalogue.modules, expected_lines })
     }
 
     /// Returns the name in the catalogue.
-    #[must_use]
     pub fn name(&self) -> &str {
         &self.name
     }
 
     /// Returns the release, as `uname -r` prints it.
-    #[must_use]
     pub fn release(&self) -> &str {
         &self.release
     }
 
     /// Returns the path of the kernel's image.
-    #[must_use]
     pub fn vmlinuz(&self) -> PathBuf {
         self.directory.join("vmlinuz")
     }
 
     /// Returns the lines about faults that this kernel may log.
-    #[must_use]
     pub fn expected_lines(&self) -> &ExpectedLines {
         &self.expected_lines
     }
 
     /// Returns the directory for `/usr/lib/modules`. Its name is the release.
-    #[must_use]
     pub fn modules_directory(&self) -> PathBuf {
         self.directory.join("modules").join(&self.release)
     }
 
     /// Returns the artifact in the cache, for recipes that depend on it.
-    #[must_use]
     pub fn artifact(&self) -> &Path {
         &self.directory
     }
@@ -238,13 +218,8 @@ async fn decompressed(path: &Path) -> Result<Vec<u8>> {
         Some("xz") => {
             let target = tempfile::NamedTempFile::new().context("make a file")?;
             // The output goes to a file because it is not text.
-            Program::new("sh")
-                .args(["-c", "exec xz --decompress --stdout -- \"$1\" > \"$2\"", "sh"])
-                .arg(path)
-                .arg(target.path())
-                .run()
-                .await
-                .with_context(|| format!("decompress {}", path.display()))?;
+            let xz = Program::new("xz").args(["--decompress", "--stdout", "--"]).arg(path).log(target.path());
+            xz.run().await.with_context(|| format!("decompress {}", path.display()))?;
             Ok(fs::read(target.path())?)
         }
         Some("ko") => fs::read(path).with_context(|| format!("read {}", path.display())),
@@ -282,15 +257,13 @@ mod tests {
     #[tokio::test]
     async fn modules_follow_their_dependencies() {
         let dir = tempfile::tempdir().unwrap();
+        let modules = dir.path().join("modules");
+        fs::create_dir(&modules).unwrap();
         for (name, depends) in [("xfs", "libcrc32c"), ("libcrc32c", ""), ("br-net", "libcrc32c")] {
-            fs::write(dir.path().join(format!("{name}.ko")), format!("\0depends={depends}\0")).unwrap();
+            fs::write(modules.join(format!("{name}.ko")), format!("\0depends={depends}\0")).unwrap();
         }
         let sets = [("all".to_owned(), vec!["xfs".into(), "built_in".into(), "br_net".into()])];
         let kernel = Kernel { sets: sets.into(), ..Kernel::at(dir.path()) };
-        fs::create_dir(dir.path().join("modules")).unwrap();
-        for name in ["xfs.ko", "libcrc32c.ko", "br-net.ko"] {
-            fs::rename(dir.path().join(name), dir.path().join("modules").join(name)).unwrap();
-        }
         let names: Vec<String> =
             kernel.modules(&["all"]).await.unwrap().into_iter().map(|module| module.name).collect();
         assert_eq!(names, ["libcrc32c", "xfs", "br_net"]);

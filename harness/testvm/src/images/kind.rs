@@ -6,9 +6,9 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result};
 use serde::Deserialize;
 
-use super::debian::{Bootstrap, Selection, Variant};
+use super::debian::{Bootstrap, MINBASE, Selection};
 use super::kernel::Kernel;
-use super::node::{self, CONTAINERD, DebianRoot, ROOT_FILE, excluded, utf8};
+use super::node::{CONTAINERD, DebianRoot, ROOT_FILE, excluded, utf8};
 use super::{debian_versions, oci};
 use crate::cache::Recipe;
 use crate::go_build::{self, Sources};
@@ -25,18 +25,9 @@ const BASE_FILES: &str = "images/base/files";
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Description {
-    machine: Machine,
-    node: Node,
-}
-
-#[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct Machine {
-    suite: String,
-    packages: Vec<String>,
-    exclude: Vec<String>,
-    size_mib: u64,
     docker_mib: u64,
+    machine: DebianRoot,
+    node: Node,
 }
 
 #[derive(Debug, Deserialize)]
@@ -65,51 +56,28 @@ pub struct NodePrograms {
 
 impl Description {
     /// Reads the description.
-    ///
-    /// # Errors
-    /// The file cannot be read or parsed.
     pub fn read(session: &Session) -> Result<Description> {
         session.workspace.definition("kind/kind.toml")
     }
 
     /// Returns the size of the file system of Docker's images and containers.
-    #[must_use]
     pub fn docker_mib(&self) -> u64 {
-        self.machine.docker_mib
+        self.docker_mib
     }
 
     /// Returns the ext4 image of the machine's root with the modules of `kernel`, from the cache or built.
-    ///
-    /// # Errors
-    /// A package cannot be fetched.
     pub async fn machine_root(&self, session: &Session, kernel: &Kernel) -> Result<PathBuf> {
-        let Machine { suite, packages, exclude, size_mib, .. } = &self.machine;
-        let root = DebianRoot { suite, packages, exclude, size_mib: *size_mib };
-        let recipe = Recipe::new("docker-root", 2)
-            .with("exclude", exclude.join(","))
-            .with("size", size_mib.to_string())
-            .with_artifact("kernel", kernel.artifact());
-        let build = async |directory: &Path| -> Result<()> {
-            let step = session.progress.step("build the root file system of a machine with Docker");
-            node::build(&root, kernel, &[], directory, step.notes()).await?;
-            step.done("");
-            Ok(())
-        };
-        let selection = root.selection();
-        let artifact =
-            debian_versions::artifact(session, "Docker machine", &selection, recipe, build).await?;
+        let recipe = Recipe::new("docker-root", 2);
+        let artifact = self.machine.artifact(session, "Docker machine", recipe, kernel, None).await?;
         Ok(artifact.join(ROOT_FILE))
     }
 
     /// Returns the file system of the node image as a tar file, from the cache or built.
-    ///
-    /// # Errors
-    /// A package cannot be fetched, containerd cannot be built, or the script of the image fails.
     pub async fn node(&self, session: &Session, programs: &NodePrograms) -> Result<PathBuf> {
         let containerd = go_build::build(session, &CONTAINERD).await?;
         let script = session.workspace.definitions().join(NODE_SCRIPT);
         let Node { suite, packages, exclude } = &self.node;
-        let selection = Selection { suite, variant: Variant::Minbase, packages, options: &[] };
+        let selection = Selection::new(suite, MINBASE, packages);
         let mut recipe = Recipe::new("kind-node", 2)
             .with("exclude", exclude.join(","))
             .with_file("script", &script)?
@@ -132,11 +100,10 @@ impl Description {
                 oci::archive(&archives.path().join(format!("{index}.tar")), reference, &files)?;
             }
             let hook = hook(&script, programs, &containerd, archives.path())?;
-            let notes = step.notes();
             Bootstrap::new(&selection)
                 .await?
                 .args(excluded(exclude).chain([hook]))
-                .run(&directory.join(NODE_FILE), move |line| notes.note(line.to_owned()))
+                .run(&directory.join(NODE_FILE), &step)
                 .await?;
             step.done("");
             Ok(())

@@ -5,15 +5,15 @@
 
 pub mod debian_program;
 pub mod disk;
-pub mod initramfs;
 pub mod kernel;
 pub mod kind;
 pub mod node;
 pub mod oci;
-pub mod qemu;
 pub mod rust_toolchain;
 pub mod shell;
 pub mod write_log;
 
 mod debian;
 mod debian_versions;
+pub(crate) mod initramfs;
+pub(crate) mod qemu;

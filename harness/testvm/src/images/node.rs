@@ -7,13 +7,12 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result};
 use serde::Deserialize;
 
-use super::debian::{Bootstrap, Selection, Variant, as_root};
+use super::debian::{Bootstrap, MINBASE, Selection, as_root};
 use super::debian_versions;
-use super::disk::{self, Edit};
+use super::disk;
 use super::kernel::Kernel;
 use crate::cache::Recipe;
 use crate::go_build::{self, GoModule, VersionVariable};
-use crate::progress::Notes;
 use crate::session::Session;
 
 /// The container runtime, with its shim and its command line tool.
@@ -31,18 +30,20 @@ const CONTAINERD_PROGRAMS: [&str; 3] = ["containerd", "containerd-shim-runc-v2",
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Description {
-    suite: String,
-    packages: Vec<String>,
-    exclude: Vec<String>,
-    size_mib: u64,
-    no_tools: NoTools,
+    root: DebianRoot,
+    /// The files that [`RootImage::NoTools`] lacks.
+    no_tools: Vec<String>,
 }
 
-/// The difference between [`RootImage::NoTools`] and the default image.
+/// A root file system of Debian packages.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct NoTools {
-    remove: Vec<String>,
+pub(super) struct DebianRoot {
+    suite: String,
+    packages: Vec<String>,
+    /// The patterns of files to omit.
+    exclude: Vec<String>,
+    size_mib: u64,
 }
 
 /// A root file system of nodes.
@@ -51,7 +52,7 @@ pub enum RootImage {
     /// All packages of `node/node.toml`.
     #[default]
     Default,
-    /// The same without the programs of `no_tools.remove` there, such as mount and losetup.
+    /// The same without the programs of `no_tools` there, such as mount and losetup.
     NoTools,
 }
 
@@ -66,37 +67,17 @@ pub struct RootImages {
 }
 
 /// Returns the images of a node's root with the modules of `kernel`.
-///
-/// # Errors
-/// The description cannot be read, a package cannot be fetched, containerd cannot be built, or a program to
-/// remove is not in the image.
 pub async fn prepare(session: &Session, kernel: &Kernel, image: RootImage) -> Result<RootImages> {
     let description: Description = session.workspace.definition("node/node.toml")?;
     let containerd = go_build::build(session, &CONTAINERD).await?;
-    let root = DebianRoot {
-        suite: &description.suite,
-        packages: &description.packages,
-        exclude: &description.exclude,
-        size_mib: description.size_mib,
-    };
-    let recipe = Recipe::new("node-root", 3)
-        .with("exclude", description.exclude.join(","))
-        .with("size", description.size_mib.to_string())
-        .with_artifact("kernel", kernel.artifact())
-        .with_artifact("containerd", &containerd);
-    let build = async |directory: &Path| -> Result<()> {
-        let step = session.progress.step("build the node's root file system");
-        let programs: Vec<_> = CONTAINERD_PROGRAMS.map(|program| containerd.join(program)).into();
-        build(&root, kernel, &programs, directory, step.notes()).await?;
-        step.done("");
-        Ok(())
-    };
-    let artifact = debian_versions::artifact(session, "node image", &root.selection(), recipe, build).await?;
+    let recipe = Recipe::new("node-root", 3);
+    let artifact =
+        description.root.artifact(session, "node image", recipe, kernel, Some(&containerd)).await?;
     let root = artifact.join(ROOT_FILE);
     match image {
         RootImage::Default => Ok(RootImages { root, inspection: None }),
         RootImage::NoTools => {
-            let without = without_tools(session, &artifact, &description.no_tools.remove).await?;
+            let without = without_tools(session, &artifact, &description.no_tools).await?;
             Ok(RootImages { root: without, inspection: Some(root) })
         }
     }
@@ -111,59 +92,56 @@ async fn without_tools(session: &Session, default: &Path, removed: &[String]) ->
         .cache
         .artifact(&recipe, async |directory: &Path| {
             let image = directory.join(ROOT_FILE);
-            disk::copy(&default.join(ROOT_FILE), &image)?;
-            let edits: Vec<_> = removed.iter().map(|path| Edit::Remove { path }).collect();
-            disk::edit_ext4(&image, &edits).await
+            disk::copy(&default.join(ROOT_FILE), &image).await?;
+            let commands: Vec<_> = removed.iter().map(|path| format!("rm {path}")).collect();
+            disk::edit_ext4(&image, &commands).await
         })
         .await?;
     Ok(artifact.join(ROOT_FILE))
 }
 
-/// A root file system of Debian packages.
-pub(super) struct DebianRoot<'a> {
-    pub(super) suite: &'a str,
-    pub(super) packages: &'a [String],
-    /// The patterns of files to omit.
-    pub(super) exclude: &'a [String],
-    pub(super) size_mib: u64,
-}
-
-impl DebianRoot<'_> {
-    pub(super) fn selection(&self) -> Selection<'_> {
-        Selection { suite: self.suite, variant: Variant::Minbase, packages: self.packages, options: &[] }
+impl DebianRoot {
+    /// Returns the artifact with [`ROOT_FILE`], from the cache or built: the packages, the modules of `kernel`, and the programs of
+    /// the artifact `containerd` in `/usr/local/bin`.
+    pub(super) async fn artifact(
+        &self,
+        session: &Session,
+        what: &str,
+        recipe: Recipe,
+        kernel: &Kernel,
+        containerd: Option<&Path>,
+    ) -> Result<PathBuf> {
+        let mut recipe = recipe
+            .with("exclude", self.exclude.join(","))
+            .with("size", self.size_mib.to_string())
+            .with_artifact("kernel", kernel.artifact());
+        if let Some(containerd) = containerd {
+            recipe = recipe.with_artifact("containerd", containerd);
+        }
+        let selection = Selection::new(&self.suite, MINBASE, &self.packages);
+        debian_versions::artifact(session, what, &selection, recipe, async |directory: &Path| {
+            let step = session.progress.step(format!("build the {what}"));
+            let tar = directory.join("root.tar");
+            // The modules are added and indexed for the node's modprobe before the tar file is written.
+            let mut hooks = vec![
+                "--customize-hook=mkdir -p \"$1/usr/lib/modules\"".to_owned(),
+                format!("--customize-hook=copy-in '{}' /usr/lib/modules", utf8(&kernel.modules_directory())?),
+                format!("--customize-hook=chroot \"$1\" depmod {}", kernel.release()),
+            ];
+            if let Some(containerd) = containerd {
+                let directory = utf8(containerd)?;
+                let paths = CONTAINERD_PROGRAMS.map(|program| format!("'{directory}/{program}'")).join(" ");
+                hooks.push(format!("--customize-hook=copy-in {paths} /usr/local/bin"));
+            }
+            let bootstrap = Bootstrap::new(&selection).await?.args(excluded(&self.exclude).chain(hooks));
+            bootstrap.run(&tar, &step).await?;
+            to_ext4(&tar, directory, self.size_mib).await?;
+            fs::remove_file(&tar).with_context(|| format!("remove {}", tar.display()))?;
+            step.done("");
+            Ok(())
+        })
+        .await
     }
-}
-
-/// Builds [`ROOT_FILE`] in `directory`: the packages, the modules of `kernel`, and `programs` in `/usr/local/bin`.
-pub(super) async fn build(
-    root: &DebianRoot<'_>,
-    kernel: &Kernel,
-    programs: &[PathBuf],
-    directory: &Path,
-    notes: Notes,
-) -> Result<()> {
-    let tar = directory.join("root.tar");
-    let modules = kernel.modules_directory();
-    let modules = utf8(&modules)?;
-    let release = kernel.release();
-    // The modules are added and indexed for the node's modprobe before the tar file is written.
-    let mut hooks = vec![
-        "--customize-hook=mkdir -p \"$1/usr/lib/modules\"".to_owned(),
-        format!("--customize-hook=copy-in '{modules}' /usr/lib/modules"),
-        format!("--customize-hook=chroot \"$1\" depmod {release}"),
-    ];
-    if !programs.is_empty() {
-        let paths =
-            programs.iter().map(|path| Ok(format!(" '{}'", utf8(path)?))).collect::<Result<String>>()?;
-        hooks.push(format!("--customize-hook=copy-in{paths} /usr/local/bin"));
-    }
-    Bootstrap::new(&root.selection())
-        .await?
-        .args(excluded(root.exclude).chain(hooks))
-        .run(&tar, move |line| notes.note(line.to_owned()))
-        .await?;
-    to_ext4(&tar, directory, root.size_mib).await?;
-    fs::remove_file(&tar).with_context(|| format!("remove {}", tar.display()))
 }
 
 /// Returns the arguments that omit files of packages.

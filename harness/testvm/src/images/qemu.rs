@@ -10,8 +10,8 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 
-use super::debian::{self, Selection, Variant};
-use super::debian_versions;
+use super::debian::{EXTRACT, Selection};
+use super::debian_versions::unpacked;
 use crate::cache::Recipe;
 use crate::process::Program;
 use crate::session::Session;
@@ -34,28 +34,15 @@ pub struct Qemu {
 
 impl Qemu {
     /// Returns this QEMU, from the cache or downloaded.
-    ///
-    /// # Errors
-    /// Its packages cannot be fetched.
     pub async fn prepare(session: &Session) -> Result<Qemu> {
         let packages = [PACKAGE.to_owned()];
-        let selection =
-            Selection { suite: SUITE, variant: Variant::Extract, packages: &packages, options: &[] };
-        let build = async |directory: &Path| -> Result<()> {
-            let step = session.progress.step("fetch QEMU");
-            debian::extract(&selection, directory, place, step.notes()).await?;
-            let version = Qemu { directory: directory.to_owned() }.version().await?;
-            step.done(version.lines().next().unwrap_or_default());
-            Ok(())
-        };
-        let recipe = Recipe::new("qemu", 2);
-        let directory = debian_versions::artifact(session, "QEMU", &selection, recipe, build).await?;
+        let selection = Selection::new(SUITE, EXTRACT, &packages);
+        let directory = unpacked(session, "QEMU", &selection, Recipe::new("qemu", 2), place).await?;
         Ok(Qemu { directory })
     }
 
     /// Returns the program with its own loader, libraries, modules and firmware. The caller adds the
     /// arguments.
-    #[must_use]
     pub fn program(&self) -> Program {
         let libraries = self.directory.join(LIBRARIES);
         let program = Program::new(libraries.join(LOADER))
@@ -68,9 +55,6 @@ impl Qemu {
     }
 
     /// Returns the output of `--version`.
-    ///
-    /// # Errors
-    /// QEMU does not run on this host.
     pub async fn version(&self) -> Result<String> {
         Ok(self.program().arg("--version").run().await.context("run QEMU")?.stdout)
     }

@@ -4,15 +4,13 @@
 //! mirrors can still build for another architecture: Debian has a recent compiler for its browsers, and the package of its
 //! standard library exists for each architecture.
 
-use std::fs;
-use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 
-use super::debian::{self, Selection, Variant};
-use super::debian_versions;
-use crate::cache::Recipe;
+use super::debian::{EXTRACT, Selection};
+use super::debian_versions::unpacked;
+use crate::cache::{Recipe, replace_file};
 use crate::packages;
 use crate::rust_build::{self, Toolchain};
 use crate::session::Session;
@@ -62,7 +60,7 @@ pub async fn prepare(session: &Session, targets: &[&str]) -> Result<Toolchain> {
         }
     }
     if missing.is_empty() {
-        return Toolchain::installed(root).await;
+        return Toolchain::of(root, None).await;
     }
     let missing = missing.join(" ");
     anyhow::ensure!(
@@ -71,16 +69,9 @@ pub async fn prepare(session: &Session, targets: &[&str]) -> Result<Toolchain> {
     );
     packages::ensure(session, packages::FETCH).await?;
     let packages = PACKAGES.map(str::to_owned);
-    let selection =
-        Selection { suite: SUITE, variant: Variant::Extract, packages: &packages, options: &[ARCHITECTURES] };
-    let build = async |directory: &Path| -> Result<()> {
-        let step = session.progress.step(format!("fetch Debian's Rust compiler, for {missing}"));
-        debian::extract(&selection, directory, place, step.notes()).await?;
-        step.done("");
-        Ok(())
-    };
+    let selection = Selection { options: &[ARCHITECTURES], ..Selection::new(SUITE, EXTRACT, &packages) };
     let recipe = Recipe::new("rust-toolchain", 2);
-    let directory = debian_versions::artifact(session, "Debian's Rust compiler", &selection, recipe, build)
+    let directory = unpacked(session, "Debian's Rust compiler", &selection, recipe, place)
         .await
         .with_context(|| {
             format!(
@@ -89,7 +80,7 @@ pub async fn prepare(session: &Session, targets: &[&str]) -> Result<Toolchain> {
             )
         })?;
     let rustc = write_script(&directory)?;
-    let toolchain = Toolchain::of(root, rustc).await?;
+    let toolchain = Toolchain::of(root, Some(rustc)).await?;
     for target in targets {
         let library = directory.join(STANDARD_LIBRARIES.1).join(target);
         anyhow::ensure!(library.is_dir(), "Debian's compiler has no standard library for {target}");
@@ -120,13 +111,7 @@ fn write_script(directory: &Path) -> Result<PathBuf> {
         "#!/bin/sh\nexec {DYNAMIC_LINKER} --library-path '{root}/lib' '{root}/bin/rustc' --sysroot '{root}' \"$@\"\n"
     );
     // Another run may execute the script now, which must not see half of it.
-    if fs::read_to_string(&path).is_ok_and(|present| present == script) {
-        return Ok(path);
-    }
-    let new = tempfile::NamedTempFile::new_in(directory)?;
-    fs::write(new.path(), &script).with_context(|| format!("write {}", new.path().display()))?;
-    fs::set_permissions(new.path(), fs::Permissions::from_mode(0o755))?;
-    new.persist(&path).with_context(|| format!("write {}", path.display()))?;
+    replace_file(&path, &script, 0o755)?;
     Ok(path)
 }
 
@@ -148,15 +133,5 @@ mod tests {
     #[case("usr/lib/rustlib/a/lib/libstd-1.rlib", Some("lib/rustlib/a/lib/libstd-1.rlib"))]
     fn toolchain_excludes_the_c_library(#[case] path: &str, #[case] expected: Option<&str>) {
         assert_eq!(place(Path::new(path)), expected.map(PathBuf::from));
-    }
-
-    #[test]
-    fn script_is_executable_and_written_once() {
-        let directory = tempfile::tempdir().unwrap();
-        let path = write_script(directory.path()).unwrap();
-        let written = fs::metadata(&path).unwrap();
-        assert_eq!(written.permissions().mode() & 0o777, 0o755);
-        assert_eq!(write_script(directory.path()).unwrap(), path);
-        assert_eq!(fs::metadata(&path).unwrap().modified().unwrap(), written.modified().unwrap());
     }
 }

@@ -31,9 +31,6 @@ pub enum Entry {
 }
 
 /// Reads a log up to its end, or to the entry that was incomplete when QEMU was killed.
-///
-/// # Errors
-/// The log cannot be read, or has another format.
 pub fn read(path: &Path) -> Result<Vec<Entry>> {
     let bytes = std::fs::read(path).with_context(|| format!("read {}", path.display()))?;
     parse(&bytes).with_context(|| format!("{} is no log of writes", path.display()))
@@ -83,9 +80,6 @@ pub fn flushed(entries: &[Entry], at: usize) -> usize {
 }
 
 /// Writes the surviving writes of `entries` to `disk`, a copy of the disk's initial content.
-///
-/// # Errors
-/// The disk cannot be written.
 pub fn replay(disk: &Path, entries: &[Entry], mut kept: impl FnMut(usize) -> bool) -> Result<()> {
     let file = File::options()
         .write(true)

@@ -4,7 +4,7 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 
 /// A shorter step is not recorded. Most of them are builds in which nothing has changed, and the next one may take minutes again.
 const MIN_RECORDED: Duration = Duration::from_secs(10);
@@ -33,9 +33,6 @@ impl StepTimes {
     }
 
     /// Records the time of a step that succeeded. Of two processes that record concurrently, one may lose its time.
-    ///
-    /// # Errors
-    /// The file cannot be written.
     pub(crate) fn record(&self, title: &str, time: Duration) -> Result<()> {
         if time < MIN_RECORDED || title.contains('\n') {
             return Ok(());
@@ -46,15 +43,9 @@ impl StepTimes {
         let new = format!("{} {title}", time.as_secs());
         lines.push(&new);
         let kept = lines.len().saturating_sub(MAX_STEPS);
-        self.write(&format!("{}\n", lines[kept..].join("\n")))
-            .with_context(|| format!("write {}", self.path.display()))
-    }
-
-    /// Replaces the file, so that another process reads the old or the new content.
-    fn write(&self, text: &str) -> Result<()> {
-        let directory = self.path.parent().unwrap_or(Path::new("."));
-        let mut file = tempfile::NamedTempFile::new_in(directory)?;
-        file.write_all(text.as_bytes())?;
+        // Another process reads the old or the new content.
+        let mut file = tempfile::NamedTempFile::new_in(self.path.parent().unwrap_or(Path::new(".")))?;
+        writeln!(file, "{}", lines[kept..].join("\n"))?;
         file.persist(&self.path)?;
         Ok(())
     }

@@ -22,9 +22,6 @@ pub struct GuestFile {
 }
 
 /// Writes an initramfs to `target` that boots `init` as PID 1 into `mode`.
-///
-/// # Errors
-/// A file cannot be read, or `target` cannot be written.
 pub fn initramfs(
     target: &Path,
     init: &Path,

@@ -32,9 +32,6 @@ pub(super) struct Messages {
 }
 
 /// Returns the two directions of the monitor, after it has requested events.
-///
-/// # Errors
-/// QEMU has ended.
 pub(super) async fn open(stream: UnixStream) -> Result<(Monitor, Messages)> {
     let (reader, mut writer) = stream.into_split();
     writer.write_all(START).await.context("write to QEMU's monitor")?;
@@ -44,9 +41,6 @@ pub(super) async fn open(stream: UnixStream) -> Result<(Monitor, Messages)> {
 
 impl Monitor {
     /// Executes a command, which is a line of JSON, and waits until QEMU has answered.
-    ///
-    /// # Errors
-    /// QEMU ends.
     pub(super) async fn execute(&mut self, command: &[u8]) -> Result<()> {
         // The answer to START is the first.
         self.answered.wait_for(|answered| *answered > 0).await.context("QEMU has ended")?;

@@ -41,7 +41,6 @@ pub struct Disk {
 impl Disk {
     /// Returns the path of the log of writes to a [`DiskMode::Logged`] disk, beside its image: see
     /// [`crate::images::write_log`]. Each boot truncates it.
-    #[must_use]
     pub fn write_log(&self) -> PathBuf {
         let mut path = self.image.clone().into_os_string();
         path.push(".writes");
@@ -49,7 +48,6 @@ impl Disk {
     }
 
     /// Returns the directory of the host in which the guest's writes take space, or `None` if it cannot write.
-    #[must_use]
     pub(super) fn written_directory(&self) -> Option<PathBuf> {
         match self.mode {
             DiskMode::Persistent | DiskMode::Logged => self.image.parent().map(Path::to_owned),

@@ -21,9 +21,6 @@ const REQUESTS: [(u8, &str); 3] =
 const TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Makes the kernel print to its console what its processors do, and which tasks are blocked.
-///
-/// # Errors
-/// QEMU or the kernel does not respond.
 pub(super) async fn show_state(
     monitor: &mut Monitor,
     input: &mut OwnedWriteHalf,
