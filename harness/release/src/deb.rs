@@ -13,7 +13,7 @@ use testvm::{cache, rust_build};
 use crate::programs::{Compilers, TARGETS, Target, programs};
 use crate::sources::{Sources, VERSION, checkout};
 
-const CARGO_DEB: CargoTool = CargoTool { name: "cargo-deb", version: "3.8.0", example: None };
+const CARGO_DEB: CargoTool = CargoTool { name: "cargo-deb", version: "3.8.0" };
 
 /// The program that writes the man pages and completions, and their directory beside the programs.
 const TOOL: &str = "loopfs";

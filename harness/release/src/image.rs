@@ -56,7 +56,7 @@ pub(crate) async fn build(session: &Session, sources: &Sources, out: &Path) -> R
     }
     let index = Index {
         reference: format!("{}:{VERSION}", repository()),
-        labels: labels(sources.revision.as_deref(), compilers.toolchain.version()),
+        labels: labels(sources.revision.as_deref(), &compilers.toolchain.version),
         tag: VERSION.to_owned(),
         entrypoint,
         platforms,

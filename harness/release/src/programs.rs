@@ -16,7 +16,7 @@ use crate::sources::Sources;
 pub const DRIVER: &str = "docker.io/library/loopfs:dev";
 
 /// Adds the list of dependencies to each program. Scanners of images read it.
-const CARGO_AUDITABLE: CargoTool = CargoTool { name: "cargo-auditable", version: "0.7.7", example: None };
+const CARGO_AUDITABLE: CargoTool = CargoTool { name: "cargo-auditable", version: "0.7.7" };
 
 /// A platform of the image.
 #[derive(Clone, Copy, Debug)]

@@ -15,7 +15,7 @@ use testvm::session::Session;
 use super::checks;
 
 /// Reads deny.toml.
-pub(super) const CARGO_DENY: CargoTool = CargoTool { name: "cargo-deny", version: "0.20.2", example: None };
+pub(super) const CARGO_DENY: CargoTool = CargoTool { name: "cargo-deny", version: "0.20.2" };
 /// The check that needs only the registry.
 const POLICY: [&str; 3] = ["bans", "licenses", "sources"];
 const ADVISORIES: &str = "advisories of dependencies";

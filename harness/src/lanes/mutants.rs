@@ -13,7 +13,7 @@ use testvm::{cache, rust_build};
 
 use super::checks;
 
-const CARGO_MUTANTS: CargoTool = CargoTool { name: "cargo-mutants", version: "27.1.0", example: None };
+const CARGO_MUTANTS: CargoTool = CargoTool { name: "cargo-mutants", version: "27.1.0" };
 const SUITE: &str = "mutants";
 /// The crates, the targets with their unit tests, and the options of the tests. The model of loop devices takes longest, and tests
 /// none of the functions.
