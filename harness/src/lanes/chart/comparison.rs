@@ -113,7 +113,19 @@ pub(super) fn differences(expected: &Objects, found: &Objects) -> Vec<String> {
     let mut differences = Vec::new();
     for name in names {
         match (expected.get(name), found.get(name)) {
-            (Some(expected), Some(found)) => compare(name, expected, found, &mut differences),
+            (Some(expected), Some(found)) => {
+                let [expected, found] = [expected, found].map(|object| {
+                    let mut all = BTreeMap::new();
+                    leaves(name.clone(), object, &mut all);
+                    all
+                });
+                let paths: BTreeSet<&String> = expected.keys().chain(found.keys()).collect();
+                let text = |value: Option<&&Value>| value.map_or("nothing".to_owned(), ToString::to_string);
+                for path in paths.into_iter().filter(|path| expected.get(*path) != found.get(*path)) {
+                    let (expected, found) = (text(expected.get(path)), text(found.get(path)));
+                    differences.push(format!("{path} is {found}, expected {expected}"));
+                }
+            }
             (Some(_), None) => differences.push(format!("{name} is missing")),
             (None, _) => differences.push(format!("{name} is rendered and must not be")),
         }
@@ -121,31 +133,17 @@ pub(super) fn differences(expected: &Objects, found: &Objects) -> Vec<String> {
     differences
 }
 
-fn compare(path: &str, expected: &Value, found: &Value, differences: &mut Vec<String>) {
-    match (expected, found) {
-        (Value::Object(expected), Value::Object(found)) => {
-            let names: BTreeSet<&String> = expected.keys().chain(found.keys()).collect();
-            for name in names {
-                let path = format!("{path}.{name}");
-                match (expected.get(name), found.get(name)) {
-                    (Some(expected), Some(found)) => compare(&path, expected, found, differences),
-                    (Some(expected), None) => {
-                        differences.push(format!("{path} is missing, expected {expected}"));
-                    }
-                    (None, Some(found)) => {
-                        differences.push(format!("{path} is {found} and must not be there"));
-                    }
-                    (None, None) => {}
-                }
-            }
+/// Adds the scalars, empty lists and empty maps in a value, by their paths.
+fn leaves<'v>(path: String, value: &'v Value, all: &mut BTreeMap<String, &'v Value>) {
+    match value {
+        Value::Object(fields) if !fields.is_empty() => {
+            fields.iter().for_each(|(name, field)| leaves(format!("{path}.{name}"), field, all));
         }
-        (Value::Array(expected), Value::Array(found)) if expected.len() == found.len() => {
-            for (index, (expected, found)) in expected.iter().zip(found).enumerate() {
-                compare(&format!("{path}[{index}]"), expected, found, differences);
-            }
+        Value::Array(items) if !items.is_empty() => {
+            let items = items.iter().enumerate();
+            items.for_each(|(index, item)| leaves(format!("{path}[{index}]"), item, all));
         }
-        _ if expected != found => differences.push(format!("{path} is {found}, expected {expected}")),
-        _ => {}
+        _ => _ = all.insert(path, value),
     }
 }
 
@@ -185,8 +183,8 @@ mod tests {
             differences(&expected, &found),
             [
                 "Role n/r.rules[0].verbs[0] is \"list\", expected \"get\"",
-                "Role n/r.x is missing, expected 1",
-                "Role n/r.y is 2 and must not be there",
+                "Role n/r.x is nothing, expected 1",
+                "Role n/r.y is 2, expected nothing",
                 "Secret /t is rendered and must not be",
                 "Service /s is missing",
             ]

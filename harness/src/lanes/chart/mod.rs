@@ -47,6 +47,9 @@ const CUSTOM_RESOURCES: [&str; 5] = [
 /// The timeout until the API server serves them.
 const ESTABLISHED_TIMEOUT: Duration = Duration::from_secs(60);
 
+/// The component with which the controller, and not Helm, creates the classes.
+const BUILTIN_OBJECTS: &str = "builtin-objects";
+
 /// A release of Kubernetes that is too old for the driver.
 const TOO_OLD: &str = "1.32";
 /// A release of Kubernetes that the driver supports, and that is too old for the component claim-labels.
@@ -99,26 +102,26 @@ pub(super) async fn run(session: &Session, kubernetes: &KubernetesSource) -> Res
 
 impl Fixture<'_> {
     async fn run(&self, report: &mut Report) {
-        report.run(SUITE, "the chart renders the objects of csi/deploy", self.defaults()).await;
         let enabled = json!({"enabled": true});
         let mut components = vec![
-            ("node-loss", json!({"components": {"nodeLoss": true}})),
-            ("snapshots", json!({"components": {"snapshots": true}})),
-            ("resource-quota", json!({"components": {"resourceQuota": true}})),
+            (None, json!({})),
+            (Some("node-loss"), json!({"components": {"nodeLoss": true}})),
+            (Some("snapshots"), json!({"components": {"snapshots": true}})),
+            (Some("resource-quota"), json!({"components": {"resourceQuota": true}})),
             (
-                "monitoring",
+                Some("monitoring"),
                 json!({"monitoring": {"podMonitor": enabled, "prometheusRule": enabled, "networkPolicy": enabled}}),
             ),
+            (Some(BUILTIN_OBJECTS), json!({"components": {"builtinObjects": true}})),
         ];
         if serves_mutating_policies(self.kubernetes) {
-            components.push(("claim-labels", json!({"components": {"claimLabels": true}})));
+            components.push((Some("claim-labels"), json!({"components": {"claimLabels": true}})));
         }
         for (component, values) in components {
-            let name = format!("the chart renders the objects of the component {component}");
-            report.run(SUITE, &name, self.component(component, &values)).await;
+            let part = component.map_or("csi/deploy".to_owned(), |name| format!("the component {name}"));
+            let name = format!("the chart renders the objects of {part}");
+            report.run(SUITE, &name, self.same_as_deploy(component, &values)).await;
         }
-        let name = "with the component builtin-objects, the controller creates the classes";
-        report.run(SUITE, name, self.builtin_objects()).await;
         report.run(SUITE, "the chart renders snapshot-controller", self.snapshot_controller()).await;
         report.run(SUITE, "an archive of the chart renders the same objects", self.archive()).await;
         let name =
@@ -146,28 +149,19 @@ impl Fixture<'_> {
         self.helm.render(RELEASE, &self.helm.chart, values, self.kubernetes).await
     }
 
-    async fn defaults(&self) -> Result<()> {
-        let directory = self.root.join("csi").join("deploy");
-        let expected = Manifests::render(self.control_plane.kubectl(), &directory).await?;
+    /// Compares what the chart renders with csi/deploy and a component there.
+    async fn same_as_deploy(&self, component: Option<&str>, values: &Value) -> Result<()> {
+        let kubectl = self.control_plane.kubectl();
+        let expected = match component {
+            None => Manifests::render(kubectl, &self.root.join("csi").join("deploy")).await?,
+            Some(component) => manifests::with_component(self.root, kubectl, component).await?,
+        };
         let mut expected = objects(&expected)?;
-        as_kept(&mut expected);
-        same(&expected, &self.rendered(&json!({})).await?)
-    }
-
-    async fn component(&self, component: &str, values: &Value) -> Result<()> {
-        let expected = manifests::with_component(self.root, self.control_plane.kubectl(), component).await?;
-        let mut expected = objects(&expected)?;
+        if component == Some(BUILTIN_OBJECTS) {
+            as_shared_with_the_controller(&mut expected);
+        }
         as_kept(&mut expected);
         same(&expected, &self.rendered(values).await?)
-    }
-
-    async fn builtin_objects(&self) -> Result<()> {
-        let kubectl = self.control_plane.kubectl();
-        let expected = manifests::with_component(self.root, kubectl, "builtin-objects").await?;
-        let mut expected = objects(&expected)?;
-        as_shared_with_the_controller(&mut expected);
-        as_kept(&mut expected);
-        same(&expected, &self.rendered(&json!({"components": {"builtinObjects": true}})).await?)
     }
 
     async fn snapshot_controller(&self) -> Result<()> {
@@ -215,12 +209,7 @@ impl Fixture<'_> {
             ("upgrade the release to its own namespace again", &first, &before, after.without(&before)),
         ] {
             self.helm.install(&kubeconfig, RELEASE, values).await.context(what)?;
-            let existing = present.existing(client).await?;
-            anyhow::ensure!(
-                existing.len() == present.objects().len(),
-                "{what}: of {} objects only these exist: {existing:?}",
-                present.objects().len()
-            );
+            self.require_all(present, what).await?;
             let existing = absent.existing(client).await?;
             anyhow::ensure!(existing.is_empty(), "{what}: {existing:?} exist and must not");
             let uids = Some(uids().await.context(what)?);
@@ -241,6 +230,14 @@ impl Fixture<'_> {
             kept == uids,
             "the release was uninstalled: the namespace or the CSIDriver was replaced"
         );
+        Ok(())
+    }
+
+    /// Checks that all objects of a release exist.
+    async fn require_all(&self, rendered: &Manifests, what: &str) -> Result<()> {
+        let existing = rendered.existing(self.control_plane.client()).await?;
+        let count = rendered.objects().len();
+        anyhow::ensure!(existing.len() == count, "{what}: of {count} objects only these exist: {existing:?}");
         Ok(())
     }
 
@@ -266,7 +263,7 @@ impl Fixture<'_> {
     }
 
     async fn two_drivers(&self) -> Result<()> {
-        let (client, kubeconfig) = (self.control_plane.client(), self.control_plane.kubeconfig());
+        let kubeconfig = self.control_plane.kubeconfig();
         let values = second_driver();
         let first = self.rendered(&json!({})).await?;
         let second = self.helm.render(SECOND, &self.helm.chart, &values, self.kubernetes).await?;
@@ -277,17 +274,10 @@ impl Fixture<'_> {
         let message = format!("{refusal:#}");
         anyhow::ensure!(message.contains("two drivers cannot share"), "the refusal is {message}");
         self.helm.install(&kubeconfig, SECOND, &values).await.context("install the second driver")?;
-        for (driver, rendered) in [("first", &first), ("second", &second)] {
-            let existing = rendered.existing(client).await?.len();
-            let expected = rendered.objects().len();
-            anyhow::ensure!(
-                existing == expected,
-                "{existing} of {expected} objects of the {driver} driver exist"
-            );
-        }
+        self.require_all(&first, "beside the second driver").await?;
+        self.require_all(&second, "beside the first driver").await?;
         self.helm.uninstall(&kubeconfig, SECOND).await.context("uninstall the second driver")?;
-        let existing = first.existing(client).await?.len();
-        anyhow::ensure!(existing == first.objects().len(), "{existing} objects of the first driver are left");
+        self.require_all(&first, "after the second driver was uninstalled").await?;
         self.helm.uninstall(&kubeconfig, RELEASE).await.context("uninstall the first driver")
     }
 

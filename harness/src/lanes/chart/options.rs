@@ -18,6 +18,18 @@ pub(super) struct Accepted {
 /// The DaemonSets without pools.
 const ONE: &[&str] = &["loopfs"];
 
+/// The texts of a driver with another name. The last ones are those of the component claim-labels, whose policy contains the name in the key
+/// of the label.
+static OTHER_NAME: [&str; 6] = [
+    "params.provisioner == \\\"node.storage.example.org\\\"",
+    "topology.node.storage.example.org/node",
+    "/var/lib/kubelet/plugins/node.storage.example.org",
+    "\"name\":\"CLAIM_LABELS\",\"value\":\"loopfs-claim-labels\"",
+    "Object.metadata{labels: {\\\"node.storage.example.org/node\\\":",
+    "\"claimlabels\"",
+];
+const CLAIM_LABELS: usize = 3;
+
 const DIGEST: &str = "sha256:0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef";
 
 /// The namespaces of all accepted values, beside `kube-system`.
@@ -33,9 +45,6 @@ pub(super) fn accepted(kubernetes: KubernetesMinor) -> Vec<Accepted> {
     let claim_labels = serves_mutating_policies(kubernetes);
     let mut all = settings(claim_labels);
     all.extend(components());
-    if claim_labels {
-        all.push(labelled_claims());
-    }
     all.extend(pools(claim_labels));
     all
 }
@@ -79,28 +88,16 @@ fn settings(claim_labels: bool) -> Vec<Accepted> {
     vec![
         accept(
             "another driver name, with all components",
-            json!({
-                "driverName": "node.storage.example.org",
-                "components": {
-                    "nodeLoss": true, "builtinObjects": true, "snapshots": true, "claimLabels": claim_labels,
-                },
-            }),
-            &[
-                "params.provisioner == \\\"node.storage.example.org\\\"",
-                "topology.node.storage.example.org/node",
-                "/var/lib/kubelet/plugins/node.storage.example.org",
-            ],
+            merged(&json!({"driverName": "node.storage.example.org"}), &all_components(claim_labels)),
+            if claim_labels { &OTHER_NAME } else { &OTHER_NAME[..OTHER_NAME.len() - CLAIM_LABELS] },
             &["csi.loopfs.dev"],
         ),
         accept(
             "another namespace, with all components",
-            json!({
-                "namespace": {"name": "node-storage", "labels": {"example.org/team": "storage"}},
-                "components": {
-                    "nodeLoss": true, "builtinObjects": true, "snapshots": true, "claimLabels": claim_labels,
-                },
-                "monitoring": {"podMonitor": {"enabled": true}, "prometheusRule": {"enabled": true}, "networkPolicy": {"enabled": true}},
-            }),
+            merged(
+                &json!({"namespace": {"name": "node-storage", "labels": {"example.org/team": "storage"}}}),
+                &all_components(claim_labels),
+            ),
             &["\"example.org/team\":\"storage\"", "\"pod-security.kubernetes.io/enforce\":\"privileged\""],
             &["loopfs-system"],
         ),
@@ -239,31 +236,10 @@ fn settings(claim_labels: bool) -> Vec<Accepted> {
 fn components() -> Vec<Accepted> {
     vec![
         accept(
-            "clean-up after deleted nodes",
-            json!({"components": {"nodeLoss": true}}),
-            &["\"value\":\"enforce\"", "\"lostnodes\""],
-            &["\"dry-run\"", "BUILTIN_OBJECTS"],
-        ),
-        accept(
-            "objects that the controller keeps",
-            json!({"components": {"builtinObjects": true}}),
-            &["BUILTIN_OBJECTS", "\"dry-run\"", "\"kind\":\"CSIDriver\""],
-            &["\"provisioner\":\"csi.loopfs.dev\""],
-        ),
-        accept(
             "snapshots, with the controller",
             json!({"components": {"snapshots": true, "snapshotController": true}}),
             &["--enable-distributed-snapshotting", "--node-deployment", "\"kind\":\"VolumeSnapshotClass\""],
             &["CustomResourceDefinition"],
-        ),
-        accept(
-            "a quota for pods of the critical priority classes",
-            json!({"components": {"resourceQuota": true}}),
-            &[
-                "\"kind\":\"ResourceQuota\"",
-                "\"values\":[\"system-node-critical\",\"system-cluster-critical\"]",
-            ],
-            &[],
         ),
         accept(
             "a PodMonitor",
@@ -290,20 +266,6 @@ fn components() -> Vec<Accepted> {
             &["\"kind\":\"PodMonitor\"", "\"port\":\"csi-probes\",\"protocol\""],
         ),
     ]
-}
-
-/// The policy contains the name of the driver in the key of the label.
-fn labelled_claims() -> Accepted {
-    accept(
-        "claims with labels, of another driver name",
-        json!({"driverName": "node.storage.example.org", "components": {"claimLabels": true}}),
-        &[
-            "\"name\":\"CLAIM_LABELS\",\"value\":\"loopfs-claim-labels\"",
-            "Object.metadata{labels: {\\\"node.storage.example.org/node\\\":",
-            "\"claimlabels\"",
-        ],
-        &["csi.loopfs.dev"],
-    )
 }
 
 fn pools(claim_labels: bool) -> Vec<Accepted> {
@@ -349,16 +311,7 @@ fn pools(claim_labels: bool) -> Vec<Accepted> {
 
 /// Values that the chart refuses, and the name of the value that the message must contain.
 pub(super) fn refused() -> Vec<(Value, &'static str)> {
-    let of_others = [
-        ("/etc", "the pods would mount /etc"),
-        ("/home", "the pods would mount /home"),
-        ("/opt", "the pods would mount /opt"),
-        ("/root", "the pods would mount /root"),
-        ("/usr", "the pods would mount /usr"),
-    ];
-    let of_others =
-        of_others.map(|(parent, message)| (json!({"dataDir": format!("{parent}/loopfs")}), message));
-    let mut refused = vec![
+    vec![
         (json!({"drivername": "csi.example.org"}), "drivername"),
         (json!({"driverName": "CSI.example.org"}), "driverName"),
         (json!({"driverName": "null"}), "driverName"),
@@ -387,20 +340,15 @@ pub(super) fn refused() -> Vec<(Value, &'static str)> {
         (json!({"images": {"loopfs": {"repository": "loopfs:dev"}}}), "/images/loopfs/repository"),
         (json!({"images": {"loopfs": {"tag": ""}}}), "neither a tag nor a digest"),
         (json!({"images": {"pullPolicy": "Sometimes"}}), "/images/pullPolicy"),
-        (json!({"images": {"sidecar": {}}}), "sidecar"),
         (json!({"nodeSelector": {"disk": true}}), "/nodeSelector/disk"),
         (json!({"tolerations": [{"operator": "Any"}]}), "/tolerations/0/operator"),
-        (json!({"affinity": {"nodes": {}}}), "nodes"),
         (json!({"priorityClassName": ""}), "priorityClassName"),
         (json!({"seLinuxOptions": {"type": ""}}), "/seLinuxOptions/type"),
         (json!({"options": {"csi": ["check-interval=300"]}}), "/options/csi/0"),
-        (json!({"options": {"driver": []}}), "driver"),
         (json!({"controller": {"replicas": -1}}), "/controller/replicas"),
-        (json!({"controller": {"maxUnavailable": 1}}), "maxUnavailable"),
         (json!({"maxUnavailable": 0}), "maxUnavailable"),
         (json!({"maxUnavailable": "110%"}), "maxUnavailable"),
         (json!({"resources": {"csi": {"limits": {"memory": "lots"}}}}), "/resources/csi/limits/memory"),
-        (json!({"resources": {"driver": {}}}), "driver"),
         (json!({"pools": {"fast": {}}}), "nodeSelector"),
         (json!({"pools": {"fast": {"nodeSelector": {"a": "b"}, "dataDir": "/data"}}}), "/pools/fast/dataDir"),
         (json!({"pools": {"fast": {"nodeSelector": {}}}}), "/pools/fast/nodeSelector"),
@@ -411,13 +359,9 @@ pub(super) fn refused() -> Vec<(Value, &'static str)> {
             "/storageClasses/a/parameters/bytesPerInode",
         ),
         (json!({"components": {"nodeLoss": "yes"}}), "/components/nodeLoss"),
-        (json!({"components": {"snapshot": true}}), "snapshot"),
         (json!({"components": {"claimLabels": "yes"}}), "/components/claimLabels"),
         (json!({"monitoring": {"podMonitor": {"interval": 30}}}), "/monitoring/podMonitor/interval"),
-        (json!({"monitoring": {"networkPolicy": {"from": [{"pods": {}}]}}}), "pods"),
-    ];
-    refused.extend(of_others);
-    refused
+    ]
 }
 
 #[cfg(test)]
