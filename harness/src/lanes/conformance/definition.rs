@@ -1,6 +1,6 @@
 //! Checks the definition of the driver against the sources of the suite, which ignores a key that it does not know.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::path::Path;
 
 use anyhow::{Context, Result};
@@ -15,11 +15,10 @@ const SOURCES: [&str; 4] = [
 ];
 /// The type of the definition.
 const DEFINITION: &str = "driverDefinition";
-/// The type whose fields are the keys of this key of the definition, which is a map.
+/// The key of the definition that is a map, and the type whose fields are its keys.
 const TIMEOUTS: (&str, &str) = ("Timeouts", "TimeoutContext");
-/// The type of the capabilities of a driver, and its constants.
+/// The type of the capabilities of a driver.
 const CAPABILITIES: &str = "map[Capability]bool";
-const CAPABILITY: &str = "Capability";
 
 /// Reads the definition at `path`, and checks every key of it. `kubernetes` is the directory of the sources.
 ///
@@ -40,13 +39,10 @@ pub(super) fn read(path: &Path, kubernetes: &Path) -> Result<Value> {
     Ok(definition)
 }
 
-/// The struct types of Go sources, and the capabilities that a driver can have.
+/// The struct types of Go sources: the type of each field of each struct. An unnamed struct has the name `OUTER.FIELD`. The capabilities
+/// that a driver can have are the fields of [`CAPABILITIES`].
 #[derive(Debug, Default)]
-struct Types {
-    /// The type of each field of each struct. An unnamed struct has the name `OUTER.FIELD`.
-    structs: BTreeMap<String, BTreeMap<String, String>>,
-    capabilities: BTreeSet<String>,
-}
+struct Types(BTreeMap<String, BTreeMap<String, String>>);
 
 impl Types {
     /// Adds the types of a source that gofmt has formatted.
@@ -60,87 +56,60 @@ impl Types {
                 } else if let Some((field, kind)) = field(line) {
                     let unnamed = kind.ends_with("struct {").then(|| format!("{outer}.{field}"));
                     let kind = unnamed.clone().unwrap_or_else(|| kind.to_owned());
-                    let fields = self.structs.entry(outer.clone()).or_default();
+                    let fields = self.0.entry(outer.clone()).or_default();
                     fields.insert(field.to_owned(), kind);
                     open.extend(unnamed);
                 }
             } else if let Some(name) =
                 line.strip_prefix("type ").and_then(|line| line.strip_suffix(" struct {"))
             {
-                self.structs.entry(name.to_owned()).or_default();
+                self.0.entry(name.to_owned()).or_default();
                 open.push(name.to_owned());
             } else if let Some(capability) = capability(line) {
-                self.capabilities.insert(capability.to_owned());
+                let capabilities = self.0.entry(CAPABILITIES.to_owned()).or_default();
+                capabilities.insert(capability.to_owned(), "bool".to_owned());
             }
         }
     }
 
     /// Returns what is wrong with a definition.
-    fn problems(&self, definition: &Value) -> Vec<String> {
-        let mut problems = Vec::new();
-        for name in [DEFINITION, TIMEOUTS.1] {
-            if self.fields(name).is_none_or(BTreeMap::is_empty) {
-                problems.push(format!("the sources of Kubernetes have no fields of the type {name}"));
-            }
-        }
-        if self.capabilities.is_empty() {
-            problems.push(format!("the sources of Kubernetes have no constants of the type {CAPABILITY}"));
-        }
+    fn problems(&mut self, definition: &Value) -> Vec<String> {
+        let types = [DEFINITION, TIMEOUTS.1, CAPABILITIES].into_iter();
+        let missing = types.filter(|name| self.fields(name).is_none_or(BTreeMap::is_empty));
+        let mut problems: Vec<String> = missing
+            .map(|name| format!("the sources of Kubernetes have no fields of the type {name}"))
+            .collect();
+        self.0.entry(DEFINITION.to_owned()).or_default().insert(TIMEOUTS.0.to_owned(), TIMEOUTS.1.to_owned());
         self.check(definition, DEFINITION, "", &mut problems);
-        if let Some(Value::Object(timeouts)) = definition.get(TIMEOUTS.0) {
-            self.check_keys(timeouts.keys(), TIMEOUTS.1, TIMEOUTS.0, &mut problems);
-        }
         problems
     }
 
     fn check(&self, value: &Value, kind: &str, path: &str, problems: &mut Vec<String>) {
-        if kind == CAPABILITIES {
-            return self.check_capabilities(value, path, problems);
-        }
         let Some(fields) = self.fields(kind) else { return };
         match value {
             Value::Object(entries) => {
-                self.check_keys(entries.keys(), kind, path, problems);
                 for (key, value) in entries {
-                    if let Some(kind) = fields.get(key) {
-                        self.check(value, kind, &below(path, key), problems);
+                    match fields.get(key) {
+                        Some(kind) => self.check(value, kind, &below(path, key), problems),
+                        None => problems.push(format!("the suite ignores {}", below(path, key))),
                     }
                 }
+                // The definition decides about every capability, so that one of a later release is noticed.
+                let required = fields.keys().filter(|_| kind == CAPABILITIES);
+                let missing = required.filter(|name| !entries.contains_key(*name));
+                problems.extend(
+                    missing.map(|name| format!("{} is missing: add true or false", below(path, name))),
+                );
             }
             Value::Array(items) => items.iter().for_each(|item| self.check(item, kind, path, problems)),
             _ => problems.push(format!("{path} has no keys")),
         }
     }
 
-    fn check_keys<'a>(
-        &self,
-        keys: impl Iterator<Item = &'a String>,
-        kind: &str,
-        path: &str,
-        problems: &mut Vec<String>,
-    ) {
-        let Some(fields) = self.fields(kind) else { return };
-        let unknown = keys.filter(|key| !fields.contains_key(*key));
-        problems.extend(unknown.map(|key| format!("the suite ignores {}", below(path, key))));
-    }
-
-    /// Checks that the definition decides about every capability, so that one of a later release is noticed.
-    fn check_capabilities(&self, value: &Value, path: &str, problems: &mut Vec<String>) {
-        let Value::Object(named) = value else {
-            return problems.push(format!("{path} has no keys"));
-        };
-        let named: BTreeSet<&String> = named.keys().collect();
-        let known: BTreeSet<&String> = self.capabilities.iter().collect();
-        problems
-            .extend(named.difference(&known).map(|name| format!("the suite ignores {}", below(path, name))));
-        let missing = known.difference(&named);
-        problems.extend(missing.map(|name| format!("{} is missing: add true or false", below(path, name))));
-    }
-
     fn fields(&self, kind: &str) -> Option<&BTreeMap<String, String>> {
         let name = kind.trim_start_matches(['*', '[', ']']);
         // `storageframework.DriverInfo` of another package. The name of an unnamed struct has a period, too.
-        self.structs.get(name).or_else(|| self.structs.get(name.rsplit('.').next()?))
+        self.0.get(name).or_else(|| self.0.get(name.rsplit('.').next()?))
     }
 }
 
@@ -161,7 +130,7 @@ fn field(line: &str) -> Option<(&str, &str)> {
 fn capability(line: &str) -> Option<&str> {
     let (declared, value) = line.split_once('=')?;
     let mut words = declared.split_whitespace();
-    (words.next()?.starts_with("Cap") && words.next()? == CAPABILITY && words.next().is_none())
+    (words.next()?.starts_with("Cap") && words.next()? == "Capability" && words.next().is_none())
         .then(|| value.trim().strip_prefix('"')?.split('"').next())?
 }
 
@@ -273,6 +242,6 @@ type TimeoutContext struct {
     fn sources_without_types_are_refused() {
         let found = Types::default().problems(&json!({}));
         assert!(found[0].contains("no fields of the type driverDefinition"), "{found:?}");
-        assert!(found.iter().any(|problem| problem.contains("no constants")), "{found:?}");
+        assert_eq!(found.len(), 3, "{found:?}");
     }
 }
