@@ -17,7 +17,7 @@ use testvm_cluster::{ClusterProfile, KubernetesSource};
 
 use super::libtest::Run;
 use super::passes::require_pass;
-use super::{chart, restored_backup};
+use super::{chart, checks, restored_backup};
 use crate::fake_nodes;
 
 const SUITE: &str = "apiserver: provisioner";
@@ -116,17 +116,14 @@ async fn test(
     let log = logs.join("tests.log");
     // All tests use the same nodes, and each test needs them exclusively.
     let program = program.args(["--test-threads=1", "--exact"]).args(tests).log(&log);
-    let ended = match program.timeout(TESTS_TIMEOUT).finish().await {
-        Ok(finished) if finished.status.success() => Ok(()),
-        Ok(finished) => Err(finished.failure()),
-        Err(error) => Err(format!("{error:#}")),
-    };
+    let finished = program.timeout(TESTS_TIMEOUT).finish().await;
+    let ended = finished.map_err(|error| format!("{error:#}")).and_then(|finished| checks::ended(&finished));
     let output = std::fs::read_to_string(&log).with_context(|| format!("read {}", log.display()))?;
     for line in output.lines().filter(|line| line.starts_with(COUNTS)) {
         session.progress.line(line);
     }
     let mut report = Report::new();
-    Run::parse(&output).report(&mut report, SUITE, ended);
+    Run::parse(&output).report(&mut report, SUITE, ended, &[]);
     report.end(step);
     Ok(report)
 }

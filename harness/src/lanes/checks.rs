@@ -8,10 +8,15 @@ use testvm::report::Report;
 use testvm::rust_build;
 use testvm::session::Session;
 
-/// Runs a command of cargo that may compile.
-pub(super) async fn cargo(session: &Session, name: &str, args: &[&str]) -> (Result<Finished>, Duration) {
+/// The suite of these checks in the report.
+pub(super) const SUITE: &str = "unit";
+
+/// Runs a command of cargo that must succeed and may compile, and adds it to the report. `args` are separated by spaces. Returns `true`
+/// if it succeeded.
+pub(super) async fn cargo(session: &Session, report: &mut Report, name: &str, args: &str) -> bool {
     let _turn = session.turn_to_compile().await;
-    run(session, name, rust_build::program(session.workspace.root()).args(args.iter().copied())).await
+    let program = rust_build::program(session.workspace.root()).args(args.split(' '));
+    check(session, report, name, program).await
 }
 
 /// Runs a program of the unit lane, and returns how it ended and its duration.
@@ -28,14 +33,15 @@ pub(super) async fn run(session: &Session, name: &str, program: Program) -> (Res
     (result, started.elapsed())
 }
 
-/// Runs a program that must succeed, and adds it to the report.
-pub(super) async fn check(session: &Session, suite: &str, report: &mut Report, name: &str, program: Program) {
+/// Runs a program that must succeed, adds it to the report, and returns `true` if it succeeded.
+pub(super) async fn check(session: &Session, report: &mut Report, name: &str, program: Program) -> bool {
     let (result, time) = run(session, name, program).await;
-    report.record(suite, name, time, &result.and_then(must_succeed));
+    let result = result.and_then(|finished| ended(&finished).map_err(anyhow::Error::msg));
+    report.record(SUITE, name, time, &result);
+    result.is_ok()
 }
 
 /// Returns an error with the output of the program if it failed.
-pub(super) fn must_succeed(finished: Finished) -> Result<Finished> {
-    anyhow::ensure!(finished.status.success(), "{}", finished.failure());
-    Ok(finished)
+pub(super) fn ended(finished: &Finished) -> Result<(), String> {
+    if finished.status.success() { Ok(()) } else { Err(finished.failure()) }
 }

@@ -1,13 +1,14 @@
-//! Runs stories on several clusters, one after the other.
+//! Clusters of lanes, and stories on several of them, one after the other.
 
 use std::time::Instant;
 
 use anyhow::Result;
+use testvm::cache;
 use testvm::images::kernel::Kernel;
 use testvm::progress::seconds;
 use testvm::report::Report;
 use testvm::session::Session;
-use testvm_cluster::KubernetesMinor;
+use testvm_cluster::{ClusterProfile, ClusterSpec, Durability, KubernetesMinor};
 
 use super::passes::require_pass;
 use crate::e2e::{self, Set};
@@ -15,6 +16,21 @@ use crate::node_options::{KubernetesOptions, NodeOptions};
 
 /// The name of a cluster, which can be the name of a directory, and the run on it.
 pub(super) type Cluster = (String, e2e::Args);
+
+/// Returns a cluster of a lane or part with this name. Its reports have the logs.
+///
+/// # Errors
+/// The reports of an earlier run, which must not be read as those of this one, cannot be removed.
+pub(super) fn spec(session: &Session, name: &str, profile: ClusterProfile) -> Result<ClusterSpec> {
+    let reports = session.workspace.reports(name);
+    cache::remove_dir(&reports)?;
+    Ok(ClusterSpec {
+        dir: session.workspace.target().join(format!("{name}-cluster")),
+        logs: reports.join("logs"),
+        durability: Durability::Unsafe,
+        profile,
+    })
+}
 
 /// Returns clusters with each kind of nodes: another kubelet, another losetup, without tools, or with the kubelet's directory on the
 /// data disk. They have this kernel, or the default one.

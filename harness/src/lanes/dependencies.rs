@@ -1,7 +1,7 @@
 //! Checks of the dependencies, for the unit lane: their licences and sources, known vulnerabilities, the Rust version that they
 //! need, and that crates can be published with them.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
@@ -12,7 +12,7 @@ use testvm::report::{Outcome, Report};
 use testvm::rust_build;
 use testvm::session::Session;
 
-use super::checks;
+use super::checks::{self, SUITE};
 
 /// Reads deny.toml.
 pub(super) const CARGO_DENY: CargoTool = CargoTool { name: "cargo-deny", version: "0.20.2" };
@@ -23,6 +23,13 @@ const ADVISORIES: &str = "advisories of dependencies";
 const NO_DATABASE: &str = "failed to fetch advisory database";
 /// The limit for fetching that database. A network that drops packets would otherwise block the lane.
 const ADVISORIES_TIMEOUT: Duration = Duration::from_secs(120);
+
+/// Crates that others must not depend on, directly or not. The library uses only the kernel. With an async runtime, each static build of
+/// PID 1 of the virtual machines would take minutes instead of seconds.
+const UPPER_LAYERS: [(&str, &[&str]); 2] = [
+    ("loopfs", &["anyhow", "clap", "kube", "serde", "serde_json", "tokio", "tonic"]),
+    ("testvm-guest", &["kube", "testvm", "tokio"]),
+];
 
 /// The part of `cargo metadata` that the checks need.
 #[derive(Debug, Deserialize)]
@@ -66,37 +73,47 @@ struct DependencyKind {
 }
 
 /// Runs the checks.
-pub(super) async fn check(session: &Session, suite: &str, report: &mut Report) {
-    deny(session, suite, report).await;
-    let Some(metadata) = report.run(suite, "metadata of the crates", metadata(session)).await else { return };
-    let is_supported = async {
-        let newer = newer_dependencies(&metadata);
-        anyhow::ensure!(newer.is_empty(), "raise rust-version, or lower a dependency:\n{}", newer.join("\n"));
-        Ok(())
-    };
-    report.run(suite, "rust-version of each crate", is_supported).await;
-    for (version, packages) in members_by_rust_version(&metadata) {
-        build_with(session, suite, report, &version, &packages).await;
+pub(super) async fn check(session: &Session, report: &mut Report) {
+    deny(session, report).await;
+    let Some(metadata) = report.run(SUITE, "metadata of the crates", metadata(session)).await else { return };
+    let newer = newer_dependencies(&metadata);
+    require_none(report, "rust-version of each crate", "raise rust-version, or lower a dependency", &newer);
+    let upper = upper_layers(&metadata, &UPPER_LAYERS);
+    require_none(report, "layers of the crates", "a crate depends on a layer above it", &upper);
+    let versions: BTreeSet<&String> =
+        metadata.members().filter_map(|package| package.rust_version.as_ref()).collect();
+    for version in versions {
+        let packages = metadata.members().filter(|package| package.rust_version.as_ref() == Some(version));
+        let packages: Vec<&str> = packages.map(|package| package.name.as_str()).collect();
+        build_with(session, report, version, &packages).await;
     }
-    for package in published(&metadata) {
-        let name = format!("package of {package}");
+    for package in metadata.members().filter(|package| package.publish.is_none()) {
+        let name = format!("package of {}", package.name);
         // In a checkout with changes, too. Cargo compiles the package as those who depend on it do.
-        let args = ["package", "--package", package, "--allow-dirty"];
-        let (result, time) = checks::cargo(session, &name, &args).await;
-        report.record(suite, &name, time, &result.and_then(checks::must_succeed));
+        let args = format!("package --package {} --allow-dirty", package.name);
+        checks::cargo(session, report, &name, &args).await;
     }
 }
 
+/// Adds a case that fails if there are lines.
+fn require_none(report: &mut Report, name: &str, remedy: &str, lines: &[String]) {
+    let outcome = match lines {
+        [] => Outcome::Passed,
+        lines => Outcome::Failed(format!("{remedy}:\n{}", lines.join("\n"))),
+    };
+    report.push(SUITE, name, outcome, Duration::ZERO);
+}
+
 /// Runs cargo-deny: what it can check without the database of advisories, and that.
-async fn deny(session: &Session, suite: &str, report: &mut Report) {
+async fn deny(session: &Session, report: &mut Report) {
     const NAME: &str = "licences, bans and sources of dependencies";
     let root = session.workspace.root();
     let program = match session.until_cancelled(CARGO_DENY.prepare(session)).await {
         Ok(program) => program,
-        Err(error) => return report.record::<()>(suite, NAME, Duration::ZERO, &Err(error)),
+        Err(error) => return report.record::<()>(SUITE, NAME, Duration::ZERO, &Err(error)),
     };
     let deny = || Program::new(&program).downloads().current_dir(root).args(["--locked", "check"]);
-    checks::check(session, suite, report, NAME, deny().args(POLICY)).await;
+    checks::check(session, report, NAME, deny().args(POLICY)).await;
 
     // Git must not ask for a password.
     let advisories = deny().arg("advisories").env("GIT_TERMINAL_PROMPT", "0");
@@ -111,7 +128,7 @@ async fn deny(session: &Session, suite: &str, report: &mut Report) {
              where its Git repository can be reached"
         )),
     };
-    report.push(suite, ADVISORIES, outcome, started.elapsed());
+    report.push(SUITE, ADVISORIES, outcome, started.elapsed());
 }
 
 /// Returns the outcome of the check of advisories. Its database is a Git repository that no package registry has, so a
@@ -131,14 +148,14 @@ fn advisories_outcome(finished: &Finished) -> Outcome {
 }
 
 /// Compiles crates with the oldest Rust that they promise to support, if rustup has it.
-async fn build_with(session: &Session, suite: &str, report: &mut Report, version: &str, packages: &[&str]) {
+async fn build_with(session: &Session, report: &mut Report, version: &str, packages: &[&str]) {
     let name = format!("build with Rust {version}");
     let root = session.workspace.root();
     let rustup = || Program::new("rustup").downloads().current_dir(root).args(["run", version]);
     let installed = rustup().args(["rustc", "--version"]).finish().await;
     if !installed.is_ok_and(|finished| finished.status.success()) {
         let reason = format!("it is not installed: rustup toolchain install {version}");
-        report.push(suite, &name, Outcome::Unavailable(reason), Duration::ZERO);
+        report.push(SUITE, &name, Outcome::Unavailable(reason), Duration::ZERO);
         return;
     }
     let packages = packages.iter().flat_map(|package| ["--package", package]);
@@ -149,7 +166,7 @@ async fn build_with(session: &Session, suite: &str, report: &mut Report, version
         .env_remove("CARGO")
         .env_remove("RUSTC")
         .env_remove("RUSTUP_TOOLCHAIN");
-    checks::check(session, suite, report, &name, check).await;
+    checks::check(session, report, &name, check).await;
 }
 
 async fn metadata(session: &Session) -> Result<Metadata> {
@@ -158,23 +175,37 @@ async fn metadata(session: &Session) -> Result<Metadata> {
     serde_json::from_str(&printed).context("parse the output of cargo metadata")
 }
 
-/// Returns a line for each dependency that needs a newer Rust than the crate of the workspace that uses it. Dependencies of
-/// tests do not count: who uses a crate does not compile them.
+impl Metadata {
+    fn members(&self) -> impl Iterator<Item = &Package> {
+        self.packages.iter().filter(|package| self.workspace_members.contains(&package.id))
+    }
+
+    /// Returns the packages that are compiled for a package, without itself. Dependencies of tests do not count: who uses a crate does not
+    /// compile them.
+    fn dependencies<'m>(&'m self, of: &'m Package) -> impl Iterator<Item = &'m Package> {
+        let mut seen = BTreeSet::new();
+        let mut open = vec![of.id.as_str()];
+        while let Some(id) = open.pop() {
+            let nodes = self.resolve.nodes.iter().filter(|node| node.id == id);
+            let compiled = nodes.flat_map(|node| &node.deps).filter(|dependency| {
+                dependency.dep_kinds.iter().any(|kind| kind.kind.as_deref() != Some("dev"))
+            });
+            open.extend(compiled.map(|dependency| dependency.pkg.as_str()).filter(|id| seen.insert(*id)));
+        }
+        self.packages.iter().filter(move |package| seen.contains(package.id.as_str()))
+    }
+}
+
+/// Returns a line for each dependency that needs a newer Rust than the crate of the workspace that uses it.
 fn newer_dependencies(metadata: &Metadata) -> Vec<String> {
-    let packages: BTreeMap<&str, &Package> =
-        metadata.packages.iter().map(|package| (package.id.as_str(), package)).collect();
-    let nodes: BTreeMap<&str, &Node> =
-        metadata.resolve.nodes.iter().map(|node| (node.id.as_str(), node)).collect();
     let mut lines = Vec::new();
-    for member in &metadata.workspace_members {
-        let Some(package) = packages.get(member.as_str()) else { continue };
+    for package in metadata.members() {
         let promised = package.rust_version.as_deref().unwrap_or_default();
         let Some(oldest) = parse(promised) else {
             lines.push(format!("{} has no rust-version", package.name));
             continue;
         };
-        for id in reachable(member, &nodes) {
-            let Some(dependency) = packages.get(id) else { continue };
+        for dependency in metadata.dependencies(package) {
             let needed = dependency.rust_version.as_deref();
             if let Some(needed) = needed.filter(|needed| parse(needed) > Some(oldest)) {
                 lines.push(format!(
@@ -187,41 +218,19 @@ fn newer_dependencies(metadata: &Metadata) -> Vec<String> {
     lines
 }
 
-/// Returns the packages that are compiled for a package, without itself.
-fn reachable<'a>(from: &'a str, nodes: &BTreeMap<&'a str, &'a Node>) -> BTreeSet<&'a str> {
-    let mut seen = BTreeSet::new();
-    let mut open = vec![from];
-    while let Some(id) = open.pop() {
-        let Some(node) = nodes.get(id) else { continue };
-        for dependency in &node.deps {
-            let is_compiled = dependency.dep_kinds.iter().any(|kind| kind.kind.as_deref() != Some("dev"));
-            if is_compiled && seen.insert(dependency.pkg.as_str()) {
-                open.push(dependency.pkg.as_str());
-            }
-        }
+/// Returns a line for each dependency of a crate on a layer above it.
+fn upper_layers(metadata: &Metadata, layers: &[(&str, &[&str])]) -> Vec<String> {
+    let mut lines = Vec::new();
+    for (name, upper) in layers {
+        let Some(package) = metadata.members().find(|package| package.name == *name) else {
+            lines.push(format!("the workspace has no crate {name}"));
+            continue;
+        };
+        let dependencies = metadata.dependencies(package).map(|dependency| dependency.name.as_str());
+        let wrong = dependencies.filter(|dependency| upper.contains(dependency));
+        lines.extend(wrong.map(|dependency| format!("{name} depends on {dependency}")));
     }
-    seen
-}
-
-/// Returns the crates of the workspace by the Rust version that they promise to support.
-fn members_by_rust_version(metadata: &Metadata) -> BTreeMap<String, Vec<&str>> {
-    let mut versions: BTreeMap<String, Vec<&str>> = BTreeMap::new();
-    for package in members(metadata) {
-        if let Some(version) = &package.rust_version {
-            versions.entry(version.clone()).or_default().push(package.name.as_str());
-        }
-    }
-    versions
-}
-
-/// Returns the crates of the workspace that may be published.
-fn published(metadata: &Metadata) -> Vec<&str> {
-    let members = members(metadata);
-    members.filter(|package| package.publish.is_none()).map(|package| package.name.as_str()).collect()
-}
-
-fn members(metadata: &Metadata) -> impl Iterator<Item = &Package> {
-    metadata.packages.iter().filter(|package| metadata.workspace_members.contains(&package.id))
+    lines
 }
 
 /// Returns the numbers of a version such as `1.88` or `1.88.0`.
@@ -259,6 +268,17 @@ mod tests {
         serde_json::from_str(METADATA).unwrap()
     }
 
+    #[test]
+    fn dependencies_on_upper_layers_are_reported() {
+        let metadata = metadata();
+        assert_eq!(upper_layers(&metadata, &[("library", &["client"]), ("driver", &["checker"])]), [""; 0]);
+        let wrong = [("driver", &["old"][..]), ("tool", &["old"])];
+        assert_eq!(
+            upper_layers(&metadata, &wrong),
+            ["driver depends on old", "the workspace has no crate tool"]
+        );
+    }
+
     /// Dependencies of tests may need a newer Rust than their crate.
     #[test]
     fn too_new_dependencies_are_reported() {
@@ -275,16 +295,6 @@ mod tests {
         let mut metadata = metadata();
         metadata.packages[0].rust_version = None;
         assert_eq!(newer_dependencies(&metadata), ["library has no rust-version"]);
-    }
-
-    /// Crates that are published to a registry are listed as well.
-    #[test]
-    fn crates_are_grouped_by_rust_version() {
-        let metadata = metadata();
-        let expected =
-            [("1.88", "library"), ("1.89", "driver")].map(|(version, name)| (version.to_owned(), vec![name]));
-        assert_eq!(members_by_rust_version(&metadata), BTreeMap::from(expected));
-        assert_eq!(published(&metadata), ["library"]);
     }
 
     #[test]

@@ -44,9 +44,8 @@ const MESSAGE_PREFIX: &str = "without ";
 const LOAD_TIMEOUT: Duration = Duration::from_secs(120);
 /// The limit of all tests. They take a minute on an idle host.
 const TESTS_TIMEOUT: Duration = Duration::from_secs(600);
-/// The time from SIGTERM to SIGKILL for tests that have reached the limit, and the exit codes of timeout(1) then.
+/// The time from SIGTERM to SIGKILL for tests that have reached the limit.
 const KILL_AFTER: Duration = Duration::from_secs(5);
-const TIMED_OUT: [i32; 2] = [124, 137];
 /// Prints the logs of all containers.
 const CONTAINER_LOGS: &str = "for container in $(docker ps --all --quiet); do
     docker inspect --format '==> {{.Name}} {{.State.Status}} {{.State.ExitCode}}' $container
@@ -57,10 +56,6 @@ const LOGS_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Runs all tests, or those whose names contain one of `only`.
 pub(super) async fn run(session: &Session, only: &[String]) -> Result<Report> {
-    session.until_cancelled(prepare_and_run(session, only)).await
-}
-
-async fn prepare_and_run(session: &Session, only: &[String]) -> Result<Report> {
     packages::ensure(session, packages::VIRTUAL_MACHINE).await?;
     let tests = builds::guest_tests(session).await?.test("csi", TEST)?;
     let driver = builds::driver_programs(session, ProgramProfile::Test).await?;
@@ -119,13 +114,26 @@ async fn devices(
 
 async fn test(session: &Session, vm: &Vm, only: &[String], logs: &Path, report: &mut Report) -> Result<()> {
     bash(vm.control(), &format!("docker load --quiet --input {PAYLOAD}/{ARCHIVE}"), LOAD_TIMEOUT).await?;
-    let program = command_line();
-    let output = vm.control().exec(program.iter().chain(only), TESTS_TIMEOUT + KILL_AFTER).await?;
+    // The machine itself ends tests that take too long, so that the host gets their output until then, with the name of the test that hangs.
+    // The loop devices belong to the kernel, which all tests share. --show-output prints the lines with MESSAGE_PREFIX.
+    let [quota, plain] = DATA.map(|(_, target, _)| target);
+    let program = format!(
+        "timeout --kill-after={} {} env LOOPFS_TEST_XFS={quota} LOOPFS_TEST_XFS_NOQUOTA={plain} {PAYLOAD}/engine --test-threads=1 \
+         --show-output",
+        KILL_AFTER.as_secs(),
+        TESTS_TIMEOUT.as_secs()
+    );
+    let words = program.split(' ').chain(only.iter().map(String::as_str));
+    let output = vm.control().exec(words, TESTS_TIMEOUT + KILL_AFTER).await?;
     store(&logs.join("tests.log"), &format!("{}{}", output.stdout, output.stderr))?;
     for line in output.stdout.lines().filter(|line| line.starts_with(MESSAGE_PREFIX)) {
         session.progress.line(line);
     }
-    Run::parse(&output.stdout).report_selected(report, SUITE, result(output.code), only);
+    let ended_well = match output.code {
+        0 => Ok(()),
+        code => Err(format!("exit code {code}; timeout(1) ends with 124 or 137 after {TESTS_TIMEOUT:?}")),
+    };
+    Run::parse(&output.stdout).report(report, SUITE, ended_well, only);
     if !report.succeeded() {
         // A test removes its container, unless it was killed.
         let printed = bash(vm.control(), CONTAINER_LOGS, LOGS_TIMEOUT).await;
@@ -134,51 +142,6 @@ async fn test(session: &Session, vm: &Vm, only: &[String], logs: &Path, report: 
     Ok(())
 }
 
-/// Returns the command line of the tests. The machine itself ends tests that take too long, so that the host gets their
-/// output until then, with the name of the test that hangs.
-fn command_line() -> Vec<String> {
-    let [quota, plain] = DATA.map(|(_, target, _)| target);
-    vec![
-        "timeout".to_owned(),
-        format!("--kill-after={}", KILL_AFTER.as_secs()),
-        TESTS_TIMEOUT.as_secs().to_string(),
-        "env".to_owned(),
-        format!("LOOPFS_TEST_XFS={quota}"),
-        format!("LOOPFS_TEST_XFS_NOQUOTA={plain}"),
-        format!("{PAYLOAD}/engine"),
-        // The loop devices belong to the kernel, which all tests share.
-        "--test-threads=1".to_owned(),
-        // The lines with MESSAGE_PREFIX.
-        "--show-output".to_owned(),
-    ]
-}
-
-/// Returns how the tests ended, by the exit code of timeout(1).
-fn result(code: i32) -> Result<(), String> {
-    match code {
-        0 => Ok(()),
-        code if TIMED_OUT.contains(&code) => Err(format!("it did not end within {TESTS_TIMEOUT:?}")),
-        code => Err(format!("exit code {code}")),
-    }
-}
-
 fn store(path: &Path, text: &str) -> Result<()> {
     fs::write(path, text).with_context(|| format!("write {}", path.display()))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn hanging_test_is_reported_at_timeout() {
-        let mut report = Report::new();
-        let output = "running 2 tests\ntest refusals::a ... ok\ntest service::b ... ";
-        Run::parse(output).report(&mut report, SUITE, result(124));
-        let failures = report.failures();
-        assert!(failures.contains("service::b") && failures.contains("within 600s"), "{failures}");
-        assert_eq!(report.passed(), 1, "{report:?}");
-        assert!(result(137).unwrap_err().contains("600s"));
-        assert_eq!(result(101).unwrap_err(), "exit code 101");
-    }
 }

@@ -1,9 +1,6 @@
 //! Converts the JSON report of a Ginkgo suite to cases.
 
 use std::collections::BTreeSet;
-use std::fmt::Write as _;
-use std::fs;
-use std::path::Path;
 use std::time::Duration;
 
 use serde::Deserialize;
@@ -19,9 +16,6 @@ pub(super) struct ExpectedSkip<'a> {
     /// skip counts.
     pub(super) clean_up_panics: bool,
 }
-
-/// The longest name of a log, in bytes. A file system allows 255.
-const MAX_LOG_NAME: usize = 200;
 
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "PascalCase")]
@@ -49,10 +43,6 @@ struct Spec {
     run_time: u64,
     failure: Option<Failure>,
     additional_failures: Option<Vec<AdditionalFailure>>,
-    #[serde(default)]
-    captured_ginkgo_writer_output: String,
-    #[serde(default)]
-    captured_std_out_err: String,
 }
 
 #[derive(Debug, Deserialize)]
@@ -89,7 +79,7 @@ pub(super) fn report(
     report: &mut Report,
     suite: &str,
 ) {
-    let mut runs = Runs::new(expected, None, None);
+    let mut runs = Runs::new(expected, None);
     let mut problems = runs.read(text, ended_well, report, suite);
     problems.extend(runs.skips_that_did_not_happen());
     push_problems(report, suite, &problems);
@@ -107,8 +97,6 @@ pub(super) struct Runs<'a> {
     expected: &'a [ExpectedSkip<'a>],
     /// The container whose specs count. The suite has others.
     container: Option<&'a str>,
-    /// The directory of the logs of failed specs.
-    logs: Option<&'a Path>,
     /// The messages of the skips that happened.
     skips: BTreeSet<&'a str>,
     /// The texts of the specs that were selected, and of those that were not.
@@ -121,13 +109,9 @@ pub(super) struct Runs<'a> {
 }
 
 impl<'a> Runs<'a> {
-    pub(super) fn new(
-        expected: &'a [ExpectedSkip<'a>],
-        container: Option<&'a str>,
-        logs: Option<&'a Path>,
-    ) -> Runs<'a> {
+    pub(super) fn new(expected: &'a [ExpectedSkip<'a>], container: Option<&'a str>) -> Runs<'a> {
         let (skips, selected, left_out, passed) = Default::default();
-        Runs { expected, container, logs, skips, selected, left_out, passed, incomplete: false }
+        Runs { expected, container, skips, selected, left_out, passed, incomplete: false }
     }
 
     /// Adds the specs of a run to `report`, and returns what contradicts them.
@@ -189,20 +173,17 @@ impl<'a> Runs<'a> {
         }
         if self.container.is_some() && spec.is_test() {
             if spec.was_left_out() {
-                self.left_out.insert(spec.text());
+                self.left_out.insert(spec.text(0));
                 return;
             }
-            self.selected.insert(spec.text());
+            self.selected.insert(spec.text(0));
         }
-        let mut outcome = self.outcome(spec);
+        let outcome = self.outcome(spec);
         if outcome == Outcome::Passed && spec.is_test() {
-            self.passed.insert(spec.text());
-        }
-        if let (Outcome::Failed(why), Some(logs)) = (&mut outcome, self.logs) {
-            _ = write!(why, "\n{}", spec.write_log(logs));
+            self.passed.insert(spec.text(0));
         }
         if spec.is_test() || matches!(outcome, Outcome::Failed(_)) {
-            let name = if self.container.is_some() { spec.text_in_container() } else { spec.name() };
+            let name = spec.text(usize::from(self.container.is_some()));
             report.push(suite, &name, outcome, Duration::from_nanos(spec.run_time));
         }
     }
@@ -213,7 +194,7 @@ impl<'a> Runs<'a> {
             "skipped" | "pending" => {
                 let message = match &spec.failure {
                     Some(failure) if spec.state == "skipped" => failure.message.clone(),
-                    _ => spec.name(),
+                    _ => spec.text(0),
                 };
                 match self.expected.iter().find(|skip| skip.message == message) {
                     Some(skip) => {
@@ -271,53 +252,16 @@ impl Spec {
         texts.map(String::as_str).filter(|text| !text.is_empty())
     }
 
-    /// Returns the text by which filters select the spec.
-    fn text(&self) -> String {
-        self.containers().chain([self.leaf_node_text.as_str()]).collect::<Vec<_>>().join(" ")
-    }
-
-    /// Returns the text without that of the outermost container.
-    fn text_in_container(&self) -> String {
+    /// Returns the text by which filters select the spec, without its first `skipped` containers.
+    fn text(&self, skipped: usize) -> String {
         let leaf = if self.leaf_node_text.is_empty() { &self.leaf_node_type } else { &self.leaf_node_text };
-        self.containers().skip(1).chain([leaf.as_str()]).collect::<Vec<_>>().join(" ")
-    }
-
-    /// Writes the output of the spec into a file of `directory`, and returns where it is, or why it is not there.
-    fn write_log(&self, directory: &Path) -> String {
-        let name: String = self
-            .text_in_container()
-            .chars()
-            .map(|char| if char.is_ascii_alphanumeric() { char } else { '-' })
-            .take(MAX_LOG_NAME)
-            .collect();
-        let path = directory.join(format!("{name}.log"));
-        let text = format!(
-            "{}\n\n{}\n{}",
-            self.failures(&self.state),
-            self.captured_ginkgo_writer_output,
-            self.captured_std_out_err
-        );
-        let written = fs::create_dir_all(directory).and_then(|()| fs::write(&path, text));
-        match written {
-            Ok(()) => format!("its log: {}", path.display()),
-            Err(error) => format!("its log cannot be written to {}: {error}", path.display()),
-        }
+        self.containers().skip(skipped).chain([leaf.as_str()]).collect::<Vec<_>>().join(" ")
     }
 
     /// Returns `true` if nothing but the known panic failed after the skip.
     fn ended_as(&self, skip: &ExpectedSkip<'_>) -> bool {
         let mut more = self.additional_failures.iter().flatten();
         more.all(|more| skip.clean_up_panics && more.state == "panicked")
-    }
-
-    fn name(&self) -> String {
-        let mut words: Vec<&str> = Vec::new();
-        for text in self.containers() {
-            // `CreateVolume [Controller Server]`: the bracket is a label for selecting specs.
-            words.push(text.split(" [").next().unwrap_or(text));
-        }
-        words.push(if self.leaf_node_text.is_empty() { &self.leaf_node_type } else { &self.leaf_node_text });
-        words.join(": ")
     }
 
     fn failures(&self, state: &str) -> String {
@@ -340,7 +284,7 @@ mod tests {
         ExpectedSkip { message: "X not supported", reason: "there is no X", clean_up_panics: false },
         ExpectedSkip { message: "Z not supported", reason: "there is no Z", clean_up_panics: true },
         ExpectedSkip {
-            message: "Service: Call: is fragile",
+            message: "Service [Server] Call is fragile",
             reason: "it is fragile",
             clean_up_panics: false,
         },
@@ -363,16 +307,16 @@ mod tests {
         spec
     }
 
-    fn read(specs: &[serde_json::Value], succeeded: bool, ended: Result<(), String>) -> Report {
+    fn suites(specs: &[serde_json::Value], succeeded: bool) -> String {
         let total = specs.iter().filter(|spec| spec["LeafNodeType"] == "It").count();
-        let suites = serde_json::json!([{
-            "SuiteSucceeded": succeeded,
-            "PreRunStats": { "TotalSpecs": total, "SpecsThatWillRun": total },
-            "SpecialSuiteFailureReasons": null,
-            "SpecReports": specs,
-        }]);
+        let stats = serde_json::json!({ "TotalSpecs": total });
+        serde_json::json!([{ "SuiteSucceeded": succeeded, "PreRunStats": stats, "SpecReports": specs }])
+            .to_string()
+    }
+
+    fn read(specs: &[serde_json::Value], succeeded: bool, ended: Result<(), String>) -> Report {
         let mut found = Report::new();
-        report(&suites.to_string(), EXPECTED, ended, &mut found, "suite");
+        report(&suites(specs, succeeded), EXPECTED, ended, &mut found, "suite");
         found
     }
 
@@ -397,7 +341,7 @@ mod tests {
     fn specs_become_cases_with_skip_reasons() {
         let found = read(&good(), true, Ok(()));
         assert_eq!(found.summary(), "1 passed, 0 failed, 3 skipped");
-        assert_eq!(found.cases[0].name, "Service: Call: works");
+        assert_eq!(found.cases[0].name, "Service [Server] Call works");
         assert_eq!(found.cases[0].time, Some(Duration::from_millis(1500)));
         assert_eq!(found.cases[1].outcome, Outcome::Skipped("X not supported: there is no X".to_owned()));
     }
@@ -411,31 +355,33 @@ mod tests {
         ]);
         let specs: Vec<_> = good().into_iter().chain([failed]).collect();
         let found = read(&specs, false, Err("it exited with 1".to_owned()));
-        let expected =
-            "Service: Call: fails: failed at node.go:7: asked 1, got 2\nfailed at node.go:7: not deleted";
+        let expected = "Service [Server] Call fails: failed at node.go:7: asked 1, got 2\nfailed at node.go:7: not deleted";
         assert_eq!(why(&found), expected);
     }
 
+    /// A spec that its authors or a filter switched off has no message.
     #[test]
-    fn unlisted_pending_or_filtered_specs_fail() {
-        for state in ["pending", "skipped"] {
-            let specs: Vec<_> = good().into_iter().chain([spec("is new", state, "")]).collect();
-            let expected = "Service: Call: is new: skipped, which was not expected: Service: Call: is new";
+    fn an_unexpected_skip_is_a_failure() {
+        for (state, message, expected) in [
+            ("pending", "", "Service [Server] Call has Y"),
+            ("skipped", "", "Service [Server] Call has Y"),
+            ("skipped", "Y not supported", "Y not supported"),
+        ] {
+            let specs: Vec<_> = good().into_iter().chain([spec("has Y", state, message)]).collect();
+            let expected =
+                format!("Service [Server] Call has Y: skipped, which was not expected: {expected}");
             assert_eq!(why(&read(&specs, true, Ok(()))), expected);
         }
     }
 
     #[test]
-    fn an_unexpected_skip_is_a_failure() {
-        let specs: Vec<_> = good().into_iter().chain([spec("has Y", "skipped", "Y not supported")]).collect();
-        let found = read(&specs, true, Ok(()));
-        assert_eq!(why(&found), "Service: Call: has Y: skipped, which was not expected: Y not supported");
-    }
-
-    #[test]
     fn missing_expected_skip_is_failure() {
         let found = read(&good()[..3], true, Ok(()));
-        assert!(why(&found).contains("\"Service: Call: is fragile\" is on the list"), "{}", why(&found));
+        assert!(
+            why(&found).contains("\"Service [Server] Call is fragile\" is on the list"),
+            "{}",
+            why(&found)
+        );
     }
 
     /// A panic during cleanup does not count if the list of skips expects it.
@@ -461,7 +407,7 @@ mod tests {
         assert_eq!(read(&specs, true, Ok(())).summary(), "1 passed, 0 failed, 3 skipped");
         hook["State"] = "panicked".into();
         let specs: Vec<_> = good().into_iter().chain([hook]).collect();
-        assert_eq!(why(&read(&specs, false, Ok(()))), "Service: Call: AfterSuite: panicked");
+        assert_eq!(why(&read(&specs, false, Ok(()))), "Service [Server] Call AfterSuite: panicked");
     }
 
     fn spec_of(container: &str, name: &str, state: &str, message: &str) -> serde_json::Value {
@@ -470,18 +416,12 @@ mod tests {
         spec
     }
 
-    fn of_a_run(specs: &[serde_json::Value]) -> String {
-        let stats = serde_json::json!({ "TotalSpecs": specs.len() });
-        serde_json::json!([{ "SuiteSucceeded": true, "PreRunStats": stats, "SpecReports": specs }])
-            .to_string()
-    }
-
     #[test]
     fn empty_container_name_is_omitted() {
         let mut nested = spec("takes a snapshot", "passed", "");
         nested["ContainerHierarchyTexts"] = serde_json::json!(["External Storage", "snapshottable", ""]);
-        let mut runs = Runs::new(EXPECTED, Some("External Storage"), None);
-        runs.read(&of_a_run(&[nested]), Ok(()), &mut Report::new(), "suite");
+        let mut runs = Runs::new(EXPECTED, Some("External Storage"));
+        runs.read(&suites(&[nested], true), Ok(()), &mut Report::new(), "suite");
         assert!(runs.has_passed("snapshottable takes a snapshot"));
     }
 
@@ -489,17 +429,19 @@ mod tests {
     #[test]
     fn repeated_spec_is_reported_once() {
         let outer = "External Storage [Driver: x]";
-        let mut runs = Runs::new(EXPECTED, Some("External Storage"), None);
+        let mut runs = Runs::new(EXPECTED, Some("External Storage"));
         let mut found = Report::new();
-        let first = of_a_run(&[
+        let first = [
             spec_of(outer, "one", "passed", ""),
             spec_of(outer, "two", "skipped", ""),
             spec_of(outer, "three", "skipped", ""),
             spec_of(outer, "four", "skipped", "X not supported"),
             spec_of("Another", "five", "skipped", ""),
-        ]);
+        ];
+        let first = suites(&first, true);
         assert_eq!(runs.read(&first, Ok(()), &mut found, "first"), Vec::<String>::new());
-        let second = of_a_run(&[spec_of(outer, "two", "passed", ""), spec_of(outer, "one", "skipped", "")]);
+        let second = [spec_of(outer, "two", "passed", ""), spec_of(outer, "one", "skipped", "")];
+        let second = suites(&second, true);
         assert_eq!(runs.read(&second, Ok(()), &mut found, "second"), Vec::<String>::new());
         let cases: Vec<_> = found.cases.iter().map(|case| format!("{}: {}", case.suite, case.name)).collect();
         let volumes = "[Testpattern: x] [Slow] volumes";
@@ -517,28 +459,13 @@ mod tests {
     }
 
     #[test]
-    fn log_of_failed_spec_is_saved() {
-        let dir = tempfile::tempdir().unwrap();
-        let logs = dir.path().join("specs");
-        let mut failed = spec_of("External Storage", "fails/badly", "failed", "wanted 1");
-        failed["CapturedGinkgoWriterOutput"] = "STEP: write".into();
-        let mut runs = Runs::new(EXPECTED, Some("External"), Some(&logs));
-        let mut found = Report::new();
-        runs.read(&of_a_run(&[failed]), Ok(()), &mut found, "suite");
-        let path = logs.join("-Testpattern--x---Slow--volumes-fails-badly.log");
-        assert!(why(&found).ends_with(&format!("its log: {}", path.display())), "{}", why(&found));
-        let log = fs::read_to_string(path).unwrap();
-        assert!(log.contains("wanted 1") && log.contains("STEP: write"), "{log}");
-    }
-
-    #[test]
     fn failed_hook_counts_despite_selected_container() {
         let mut hook = spec("", "failed", "no nodes");
         hook["LeafNodeType"] = "BeforeSuite".into();
         hook["ContainerHierarchyTexts"] = serde_json::Value::Null;
-        let mut runs = Runs::new(EXPECTED, Some("External"), None);
+        let mut runs = Runs::new(EXPECTED, Some("External"));
         let mut found = Report::new();
-        runs.read(&of_a_run(&[hook]), Ok(()), &mut found, "suite");
+        runs.read(&suites(&[hook], true), Ok(()), &mut found, "suite");
         assert!(why(&found).starts_with("BeforeSuite: failed at node.go:7: no nodes"));
     }
 
@@ -550,8 +477,8 @@ mod tests {
         report("", EXPECTED, Err("it was killed by SIGKILL".to_owned()), &mut found, "suite");
         assert_eq!(why(&found), "the suite itself: it left no report: it was killed by SIGKILL");
         let mut found = Report::new();
-        let text = r#"[{"SuiteSucceeded":true,"PreRunStats":{"TotalSpecs":2},"SpecReports":[]}]"#;
-        report(text, &[], Ok(()), &mut found, "suite");
-        assert!(why(&found).contains("it has 2 specs, and reports 0"), "{}", why(&found));
+        let text = suites(&good()[..2], true).replace("\"TotalSpecs\":2", "\"TotalSpecs\":3");
+        report(&text, &[], Ok(()), &mut found, "suite");
+        assert!(why(&found).contains("it has 3 specs, and reports 2"), "{}", why(&found));
     }
 }

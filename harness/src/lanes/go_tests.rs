@@ -7,8 +7,10 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use testvm::go_build;
 use testvm::process::{self, Program};
-use testvm::report::{Outcome, Report};
+use testvm::report::Outcome;
 use testvm::session::Session;
+
+use super::libtest::{Case, Run};
 
 /// The module with the sources that become part of the kubelet.
 const OVERLAY: &str = "kubernetes/overlay";
@@ -48,34 +50,9 @@ pub(super) fn arguments(only: &[String]) -> Vec<String> {
     vec!["-test.v".to_owned(), "-test.run".to_owned(), pattern]
 }
 
-/// Adds a case for each test in the output of `go test -v`, and one more if the program's own result contradicts them.
-/// `selected` is `false` if there may be no test.
-pub(super) fn report(
-    report: &mut Report,
-    suite: &str,
-    output: &str,
-    ended_well: Result<(), String>,
-    selected: bool,
-) {
-    let cases = parse(output);
-    let failed = cases.iter().any(|(_, outcome, _)| matches!(outcome, Outcome::Failed(_)));
-    let problem = match ended_well {
-        Err(why) if !failed => Some(why),
-        Ok(()) if failed => Some("it ended well although a test failed".to_owned()),
-        Ok(()) if cases.is_empty() && selected => Some("it ran no test".to_owned()),
-        _ => None,
-    };
-    for (name, outcome, time) in cases {
-        report.push(suite, &name, outcome, time);
-    }
-    if let Some(problem) = problem {
-        report.push(suite, "the tests", Outcome::Failed(problem), Duration::ZERO);
-    }
-}
-
 /// Parses the output of `go test -v`. The lines between the start of a test and its result are the reason of a failure
 /// and of a skip.
-fn parse(output: &str) -> Vec<(String, Outcome, Duration)> {
+pub(super) fn parse(output: &str) -> Run {
     let mut cases = Vec::new();
     let mut started: Option<(String, Vec<&str>)> = None;
     for line in output.lines() {
@@ -92,16 +69,16 @@ fn parse(output: &str) -> Vec<(String, Outcome, Duration)> {
                 "SKIP" => Outcome::Unavailable(reason),
                 _ => Outcome::Failed(reason),
             };
-            cases.push((name.to_owned(), outcome, time));
+            cases.push(Case { name: name.to_owned(), outcome, time: Some(time) });
         } else if let Some((_, lines)) = &mut started {
             lines.push(line);
         }
     }
     if let Some((name, lines)) = started {
         let message = format!("it did not end: the program died in it\n{}", lines.join("\n"));
-        cases.push((name, Outcome::Failed(message), Duration::ZERO));
+        cases.push(Case { name, outcome: Outcome::Failed(message), time: None });
     }
-    cases
+    Run::uncounted(cases)
 }
 
 /// Parses `--- PASS: TestName (0.01s)`.
@@ -114,6 +91,8 @@ fn result(line: &str) -> Option<(&str, &str, Duration)> {
 
 #[cfg(test)]
 mod tests {
+    use testvm::report::Report;
+
     use super::*;
 
     const OUTPUT: &str = "=== RUN   TestGood
@@ -132,12 +111,6 @@ FAIL
 FAIL\texample.invalid/x\t1.3s
 ";
 
-    fn outcomes(output: &str, ended_well: Result<(), String>) -> Vec<(String, Outcome)> {
-        let mut cases = Report::new();
-        report(&mut cases, "suite", output, ended_well, true);
-        cases.cases.into_iter().map(|case| (case.name, case.outcome)).collect()
-    }
-
     /// A case that did not pass has its reason.
     #[test]
     fn each_test_becomes_a_case() {
@@ -147,27 +120,27 @@ FAIL\texample.invalid/x\t1.3s
             ("TestBad", Outcome::Failed("x_test.go:3: expected 1".to_owned())),
             ("TestLater", Outcome::Unavailable("x_test.go:9: needs root".to_owned())),
         ];
-        let expected = expected.map(|(name, outcome)| (name.to_owned(), outcome));
-        assert_eq!(outcomes(OUTPUT, Err("exit code 1".to_owned())), expected);
-        assert_eq!(parse(OUTPUT)[0].2, Duration::from_millis(250));
+        let cases = parse(OUTPUT).cases;
+        assert!(
+            cases.iter().map(|case| (case.name.as_str(), case.outcome.clone())).eq(expected),
+            "{cases:?}"
+        );
+        assert_eq!(cases[0].time, Some(Duration::from_millis(250)));
     }
 
     #[test]
     fn program_contradicting_its_tests_has_failed() {
-        for (output, ended_well) in [
-            ("", Ok(())),
-            ("", Err("does not compile".to_owned())),
-            ("=== RUN   TestA\npanic: x\n", Err("exit code 2".to_owned())),
-            ("--- FAIL: TestA (0.00s)\n", Ok(())),
-            ("--- PASS: TestA (0.00s)\n", Err("exit code 1".to_owned())),
+        for (output, ended_well, failed) in [
+            ("", Ok(()), 1),
+            ("", Err("does not compile".to_owned()), 1),
+            ("=== RUN   TestA\npanic: x\n", Err("exit code 2".to_owned()), 1),
+            ("--- PASS: TestA (0.00s)\n", Err("exit code 1".to_owned()), 1),
+            ("--- PASS: TestA (0.00s)\nPASS\n", Ok(()), 0),
         ] {
-            let cases = outcomes(output, ended_well);
-            assert!(
-                cases.iter().any(|(_, outcome)| matches!(outcome, Outcome::Failed(_))),
-                "{output:?}: {cases:?}"
-            );
+            let mut report = Report::new();
+            parse(output).report(&mut report, "suite", ended_well, &[]);
+            assert_eq!(report.failed(), failed, "{output:?}: {report:?}");
         }
-        assert_eq!(outcomes("--- PASS: TestA (0.00s)\nPASS\n", Ok(())).len(), 1);
     }
 
     #[test]

@@ -12,12 +12,14 @@ use testvm::images::disk;
 use testvm::images::kernel::Kernel;
 use testvm::report::{Outcome, Report};
 use testvm::session::Session;
-use testvm::test_machine::{GuestResults, HARDENED, MEMORY_MIB, TestMachine, data_disk, xfs};
-use testvm::vm::{self, GuestFile, Hypervisor};
-use testvm::{cache, packages, process};
+use testvm::test_machine::{GuestResults, HARDENED, data_disk, xfs};
+use testvm::vm::GuestFile;
+use testvm::{packages, process};
 use testvm_guest::spec::{TestBinary, TestsSpec};
 
 use super::libtest::Run;
+use super::machines::{Machines, program};
+use super::passes::with_failure;
 use super::{go_tests, machine_faults, power_cut};
 use crate::builds;
 
@@ -35,7 +37,7 @@ const EXAMPLES: &str = "/tests/examples";
 pub(super) const DEBIAN_PROGRAMS: [DebianProgram; 3] = [LOSETUP, MKFS_XFS, MKFS_EXT4];
 
 /// The tests of the Go code that becomes part of the kubelet.
-const GO_TESTS: &str = "/tests/kubelet-quota";
+const GO_TESTS: &str = "kubelet-quota";
 
 /// The variables with the seed that repeats the random choices of a test, and with the number of its random operations.
 const SEED: &str = "LOOPFS_TEST_SEED";
@@ -82,10 +84,6 @@ enum Share {
 }
 
 pub(super) async fn run(session: &Session, kernels: Kernels<'_>, only: &[String]) -> Result<Report> {
-    session.until_cancelled(prepare_and_run(session, kernels, only)).await
-}
-
-async fn prepare_and_run(session: &Session, kernels: Kernels<'_>, only: &[String]) -> Result<Report> {
     let names = Kernel::names(&session.workspace)?;
     let default = Kernel::default_name(session)?;
     let shares = match kernels {
@@ -102,7 +100,7 @@ async fn prepare_and_run(session: &Session, kernels: Kernels<'_>, only: &[String
         let _processor = session.processor().await;
         let started = Instant::now();
         let result = test(session, name, &programs, *share, only).await;
-        with_failure(result, name, started)
+        with_failure(result, &suite(name), "run the tests", started)
     });
     let reports: Vec<Report> = tested.buffered(shares.len()).collect().await;
     let mut report = Report::new();
@@ -143,15 +141,6 @@ fn require_tests(names: &[&str], report: &mut Report) {
     }
 }
 
-/// Returns the report of one kernel. A kernel that cannot be tested is a failed case, because the results of the others count.
-fn with_failure(result: Result<Report>, kernel: &str, started: Instant) -> Report {
-    result.unwrap_or_else(|error| {
-        let mut report = Report::new();
-        report.record::<()>(&suite(kernel), "run the tests", started.elapsed(), &Err(error));
-        report
-    })
-}
-
 /// Returns the name of the machine that runs the tests on a kernel.
 fn machine_name(kernel: &str) -> String {
     format!("kernel-{kernel}")
@@ -172,26 +161,25 @@ struct Programs {
 impl Programs {
     /// Builds them. `directory` is for those that are not in the cache.
     async fn build(session: &Session, directory: &Path) -> Result<Programs> {
-        let file = |path: String, host: PathBuf| GuestFile { path, mode: 0o755, host };
         let tests = builds::guest_tests(session).await?;
         let mut files = Vec::new();
         for package in PACKAGES {
-            files.push(file(format!("/tests/{package}"), tests.test(package, TEST)?));
+            files.push(program(&test_path(package), tests.test(package, TEST)?));
         }
         if go_tests::is_installed() {
-            files.push(file(GO_TESTS.to_owned(), go_tests::kernel_tests(session, directory).await?));
+            files.push(program(&test_path(GO_TESTS), go_tests::kernel_tests(session, directory).await?));
         }
         let power_cut = tests.test("loopfs", power_cut::TEST)?;
-        files.push(file(TOOL_PATH.to_owned(), tests.program(TOOL)?));
+        files.push(program(TOOL_PATH, tests.program(TOOL)?));
         for name in builds::examples(session)? {
-            files.push(file(format!("{EXAMPLES}/{name}"), tests.program(&name)?));
+            files.push(program(&format!("{EXAMPLES}/{name}"), tests.program(&name)?));
         }
         // Each program brings the C library of the same suite.
         let mut debian = BTreeMap::new();
         for program in DEBIAN_PROGRAMS {
             debian.extend(program.files(session).await?);
         }
-        files.extend(debian.into_iter().map(|(path, host)| file(path, host)));
+        files.extend(debian.into_iter().map(|(path, host)| program(&path, host)));
         Ok(Programs { init: builds::guest_programs(session).await?.init, files, power_cut })
     }
 }
@@ -205,70 +193,44 @@ async fn test(
     only: &[String],
 ) -> Result<Report> {
     let Programs { init, files, power_cut } = programs;
-    let kernel = Kernel::prepare(session, Some(kernel)).await?;
-    let hypervisor = vm::choose(session, &kernel, init).await?;
-    let logs = session.workspace.reports("test").join(machine_name(kernel.name()));
-    // The logs of an earlier run must not be read as those of this run.
-    cache::remove_dir(&logs)?;
-    let (kernel, hypervisor, logs) = (&kernel, &hypervisor, logs.as_path());
+    let machines = Machines::prepare(session, Some(kernel), init, &machine_name(kernel)).await?;
+    // They run on another kernel.
     let left_out: &[&str] = if share == Share::Most { &ON_ONE_KERNEL } else { &[] };
     let differing = KERNELS_DIFFER.map(str::to_owned);
     let selected = if share == Share::Differing { &differing } else { only };
-    let guest = Guest { kernel, hypervisor, init, files, logs, left_out };
-    let mut report = run_on(session, guest, selected).await?;
+    let mut report = run_on(session, &machines, files, selected, left_out).await?;
     if share == Share::Differing {
         let why = "another commit runs them on this kernel; --lane extended --only kernels runs all on each";
-        report.push(&suite(kernel.name()), "all other tests", Outcome::Skipped(why.to_owned()), None);
+        report.push(&suite(kernel), "all other tests", Outcome::Skipped(why.to_owned()), None);
         return Ok(report);
     }
     if share == Share::All && machine_faults::is_selected(only) {
-        let machine = machine_faults::Machine { kernel, hypervisor, init, logs };
-        report.append(machine_faults::run(session, &machine).await);
+        report.append(machine_faults::run(session, &machines).await);
     }
     if only.is_empty() {
-        let machine = power_cut::Machine { kernel, hypervisor, init, program: power_cut, logs };
-        report.append(power_cut::run(session, &machine).await);
+        report.append(power_cut::run(session, &machines, power_cut).await);
     }
     Ok(report)
 }
 
-/// The environment of the tests on one kernel.
-#[derive(Clone, Copy)]
-struct Guest<'a> {
-    kernel: &'a Kernel,
-    hypervisor: &'a Hypervisor,
-    init: &'a Path,
-    files: &'a [GuestFile],
-    logs: &'a Path,
-    /// Tests that are skipped on this kernel and run on another one.
-    left_out: &'a [&'static str],
-}
-
-async fn run_on(session: &Session, guest: Guest<'_>, only: &[String]) -> Result<Report> {
-    let Guest { kernel, hypervisor, init, files, logs, left_out } = guest;
+async fn run_on(
+    session: &Session,
+    machines: &Machines,
+    files: &[GuestFile],
+    only: &[String],
+    left_out: &[&str],
+) -> Result<Report> {
     let directory = tempfile::tempdir().context("make a directory")?;
     let data = directory.path().join("data.xfs");
     disk::xfs(&data, 1024).await?;
     let plain = directory.path().join("plain.xfs");
     disk::xfs(&plain, 512).await?;
-    let machine = TestMachine {
-        name: machine_name(kernel.name()),
-        kernel,
-        hypervisor,
-        init,
-        files: files.to_vec(),
-        memory_mib: MEMORY_MIB,
-        disks: vec![data_disk("data", &data), data_disk("plain", &plain)],
-        tests: tests(files, only, left_out),
-        logs: logs.to_owned(),
-    };
-    let step = session.progress.step(format!(
-        "run the tests on Linux {} ({})",
-        kernel.release(),
-        hypervisor.accelerator
-    ));
+    let disks = vec![data_disk("data", &data), data_disk("plain", &plain)];
+    let name = machine_name(machines.kernel.name());
+    let machine = machines.machine(&name, files.to_vec(), disks, tests(files, only, left_out));
+    let step = session.progress.step(format!("run the tests on {}", machines.title()));
     let heard = machine.run(&step).await?;
-    let report = evaluate(guest, only, &heard);
+    let report = evaluate(machines, files, only, left_out, &heard);
     match report.failed() {
         // Whether a test that this kernel is too old for runs on another one is known at the end.
         0 => step.done(report.summary()),
@@ -308,10 +270,10 @@ fn tests(files: &[GuestFile], only: &[String], left_out: &[&str]) -> TestsSpec {
             )
             .collect::<BTreeMap<_, _>>(),
         binaries: test_binaries(files)
-            .map(|file| TestBinary {
-                name: binary_name(file).to_owned(),
-                path: file.path.clone(),
-                args: if file.path == GO_TESTS { go_tests::arguments(only) } else { args.clone() },
+            .map(|name| TestBinary {
+                name: name.to_owned(),
+                path: test_path(name),
+                args: if name == GO_TESTS { go_tests::arguments(only) } else { args.clone() },
                 timeout: if std::env::var_os(STEPS).is_some() { LONG_TIMEOUT } else { BINARY_TIMEOUT },
                 ..TestBinary::default()
             })
@@ -320,37 +282,41 @@ fn tests(files: &[GuestFile], only: &[String], left_out: &[&str]) -> TestsSpec {
     }
 }
 
-fn test_binaries(files: &[GuestFile]) -> impl Iterator<Item = &GuestFile> {
-    files.iter().filter(|file| {
-        file.path == GO_TESTS || PACKAGES.iter().any(|package| file.path == format!("/tests/{package}"))
-    })
+fn test_path(name: &str) -> String {
+    format!("/tests/{name}")
 }
 
-fn binary_name(file: &GuestFile) -> &str {
-    file.path.rsplit('/').next().unwrap_or(&file.path)
+/// Returns the names of the test binaries among these files.
+fn test_binaries(files: &[GuestFile]) -> impl Iterator<Item = &'static str> {
+    let names = PACKAGES.into_iter().chain([GO_TESTS]);
+    names.filter(|name| files.iter().any(|file| file.path == test_path(name)))
 }
 
-fn evaluate(guest: Guest<'_>, only: &[String], heard: &GuestResults) -> Report {
-    let Guest { kernel, files, logs, .. } = guest;
+fn evaluate(
+    machines: &Machines,
+    files: &[GuestFile],
+    only: &[String],
+    left_out: &[&str],
+    heard: &GuestResults,
+) -> Report {
+    let kernel = machines.kernel.name();
     let mut report = Report::new();
-    for file in test_binaries(files) {
-        let name = binary_name(file);
-        let suite = format!("kernel {}: {name}", kernel.name());
-        let output = std::fs::read_to_string(logs.join(format!("{name}.log"))).unwrap_or_default();
+    for name in test_binaries(files) {
+        let suite = format!("kernel {kernel}: {name}");
+        let output = std::fs::read_to_string(machines.logs.join(format!("{name}.log"))).unwrap_or_default();
         let ended_well = heard.ended_well(name).0;
-        if file.path == GO_TESTS {
-            go_tests::report(&mut report, &suite, &output, ended_well, only.is_empty());
-            continue;
-        }
-        let run = Run::parse_timed(&output, heard.line_times(name));
-        run.report_selected(&mut report, &suite, ended_well, only);
+        let run = match name == GO_TESTS {
+            true => go_tests::parse(&output),
+            false => Run::parse_timed(&output, heard.line_times(name)),
+        };
+        run.report(&mut report, &suite, ended_well, only);
     }
-    let suite = suite(kernel.name());
-    if !files.iter().any(|file| file.path == GO_TESTS) {
+    let suite = suite(kernel);
+    if !test_binaries(files).any(|name| name == GO_TESTS) {
         let outcome = Outcome::Unavailable(go_tests::WITHOUT_GO.to_owned());
         report.push(&suite, "Go tests of project quotas", outcome, Duration::ZERO);
     }
-    for name in guest.left_out {
+    for name in left_out {
         let outcome = Outcome::Skipped("it runs on the default kernel".to_owned());
         report.push(&suite, name, outcome, Duration::ZERO);
     }
@@ -360,25 +326,7 @@ fn evaluate(guest: Guest<'_>, only: &[String], heard: &GuestResults) -> Report {
 
 #[cfg(test)]
 mod tests {
-    use testvm::kernel_log::ExpectedLines;
-
     use super::*;
-
-    /// The cases of the other kernels are kept.
-    #[test]
-    fn unbootable_kernel_is_one_failed_case() {
-        let started = Instant::now();
-        let mut report = Report::new();
-        report.push("kernel trixie: loopfs", "a test", Outcome::Passed, Duration::ZERO);
-        report.append(with_failure(Err(anyhow::anyhow!("it did not boot")), "bookworm", started));
-        assert_eq!((report.passed(), report.failed()), (1, 1));
-        let failures = report.failures();
-        assert!(failures.contains("it did not boot"), "{failures}");
-        assert_eq!(report.cases[1].suite, "kernel bookworm");
-        let mut passed = Report::new();
-        passed.push("kernel sid: loopfs", "a test", Outcome::Passed, Duration::ZERO);
-        assert_eq!(with_failure(Ok(passed), "sid", started).failed(), 0);
-    }
 
     #[test]
     fn each_commit_chooses_one_other_kernel() {
@@ -404,19 +352,5 @@ mod tests {
         require_tests(&["restart_storm::", "store_model::", "machine_faults::"], &mut report);
         let failed = report.cases.iter().filter(|case| matches!(case.outcome, Outcome::Failed(_)));
         assert!(failed.map(|case| &*case.name).eq(["store_model::", "machine_faults::"]), "{report:?}");
-    }
-
-    /// A machine is a kernel of the catalogue or belongs to another lane.
-    #[test]
-    fn expected_lines_are_for_known_machines() {
-        let workspace = crate::project::workspace().unwrap();
-        let list = workspace.definitions().join("kernels/kernel-log.toml");
-        let kernels = Kernel::names(&workspace).unwrap();
-        let others = ["sanity", "docker", "bench", "power-cut-work", "power-cut-check", "node-0", "node-1"];
-        let known: Vec<String> =
-            kernels.iter().map(|name| machine_name(name)).chain(others.map(str::to_owned)).collect();
-        for machine in ExpectedLines::read(&list).unwrap().machines() {
-            assert!(known.iter().any(|name| name == machine), "{}: {machine}", list.display());
-        }
     }
 }

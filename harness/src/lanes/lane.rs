@@ -92,6 +92,25 @@ impl Lane {
     }
 }
 
+fn stories(session: &Session, args: e2e::Args) -> LocalBoxFuture<'_, Result<Report>> {
+    Box::pin(async move { e2e::run(session, &args).await })
+}
+
+/// A lane of CI without a cluster and options.
+const CI: Lane = Lane {
+    lane: "",
+    part: None,
+    about: "",
+    needs: MACHINE,
+    runs_in_ci: true,
+    on_cluster: false,
+    takes: &[],
+    run: |_, _| Box::pin(async { anyhow::bail!("the table has no function for this lane") }),
+};
+/// A part of the lane extended on a cluster.
+const PART: Lane =
+    Lane { lane: EXTENDED, needs: CLUSTER, runs_in_ci: false, on_cluster: true, takes: KUBERNETES, ..CI };
+
 const MACHINE: &str = "a virtual machine (QEMU)";
 const CLUSTER: &str = "a cluster with one node (QEMU, Go)";
 /// The programs of Kubernetes can be selected. The part versions runs all releases.
@@ -100,74 +119,58 @@ const KUBERNETES: &[LaneOption] = &[LaneOption::Kubernetes];
 pub(super) const LANES: &[Lane] = &[
     Lane {
         lane: "unit",
-        part: None,
         about: "format, lints, unit tests, dependencies, documentation, without root",
         needs: "Go and promtool",
-        runs_in_ci: true,
-        on_cluster: false,
-        takes: &[],
         run: |session, _| Box::pin(unit::run(session)),
+        ..CI
     },
     Lane {
         lane: "apiserver",
-        part: None,
         about: "the provisioner and the Helm chart with a real API server, controller manager and scheduler",
         needs: "a control plane without nodes (Go)",
-        runs_in_ci: true,
-        on_cluster: false,
         takes: &[LaneOption::Kubernetes, LaneOption::Only],
         run: |session, args| {
             Box::pin(async { apiserver::run(session, &args.e2e.kubernetes().source(), &args.only).await })
         },
+        ..CI
     },
     Lane {
         lane: "kernel",
-        part: None,
         about: "loopfs and csi as root on two kernels with XFS project quotas, where they differ on three, and power cuts",
-        needs: MACHINE,
-        runs_in_ci: true,
-        on_cluster: false,
         takes: &[LaneOption::Kernel, LaneOption::Only],
         run: |session, args| {
             let kernels = args.e2e.kernel().map_or(Kernels::OfTheCommit, Kernels::One);
-            Box::pin(kernel::run(session, kernels, &args.only))
+            Box::pin(session.until_cancelled(kernel::run(session, kernels, &args.only)))
         },
+        ..CI
     },
     Lane {
         lane: "sanity",
-        part: None,
         about: "csi-sanity, the conformance suite of the Container Storage Interface",
         needs: "a virtual machine (QEMU, Go)",
-        runs_in_ci: true,
-        on_cluster: false,
         takes: &[LaneOption::Kernel],
-        run: |session, args| Box::pin(sanity::run(session, args.e2e.kernel())),
+        run: |session, args| Box::pin(session.until_cancelled(sanity::run(session, args.e2e.kernel()))),
+        ..CI
     },
     Lane {
         lane: "docker",
-        part: None,
         about: "the driver's image in a Docker engine: its service, and containers in which it refuses to start",
         needs: "a virtual machine with Docker (QEMU)",
-        runs_in_ci: true,
-        on_cluster: false,
         takes: &[LaneOption::Only],
-        run: |session, args| Box::pin(docker::run(session, &args.only)),
+        run: |session, args| Box::pin(session.until_cancelled(docker::run(session, &args.only))),
+        ..CI
     },
     Lane {
         lane: "e2e",
-        part: None,
         about: "the stories below that are not long and have no programs of other projects",
         needs: CLUSTER,
-        runs_in_ci: true,
         on_cluster: true,
         takes: &[LaneOption::Kubernetes, LaneOption::Kernel, LaneOption::Stories],
-        run: |session, args| {
-            Box::pin(async { e2e::run(session, &args.e2e.clone().with_unnamed(Set::Short)).await })
-        },
+        run: |session, args| stories(session, args.e2e.clone().with_unnamed(Set::Short)),
+        ..CI
     },
     Lane {
         lane: "conformance",
-        part: None,
         about: "the storage tests of Kubernetes (External.Storage)",
         needs: CLUSTER,
         runs_in_ci: false,
@@ -179,132 +182,102 @@ pub(super) const LANES: &[Lane] = &[
                 conformance::run(session, &args.e2e.kubernetes().source(), &selection).await
             })
         },
+        ..CI
     },
     Lane {
-        lane: EXTENDED,
         part: Some("long-stories"),
         about: "the stories that take longest",
-        needs: CLUSTER,
-        runs_in_ci: false,
-        on_cluster: true,
-        takes: KUBERNETES,
         run: |session, args| {
-            Box::pin(async {
-                let args = e2e::Args::of(Set::Long, args.e2e.kubernetes()).with_reports("long-stories");
-                e2e::run(session, &args).await
-            })
+            stories(session, e2e::Args::of(Set::Long, args.e2e.kubernetes()).with_reports("long-stories"))
         },
+        ..PART
     },
     Lane {
-        lane: EXTENDED,
         part: Some("other-projects"),
         about: "the stories with programs of other projects",
-        needs: CLUSTER,
-        runs_in_ci: false,
-        on_cluster: true,
-        takes: KUBERNETES,
         run: |session, args| {
-            Box::pin(async {
-                let args =
-                    e2e::Args::of(Set::OtherProjects, args.e2e.kubernetes()).with_reports("other-projects");
-                e2e::run(session, &args).await
-            })
+            stories(
+                session,
+                e2e::Args::of(Set::OtherProjects, args.e2e.kubernetes()).with_reports("other-projects"),
+            )
         },
+        ..PART
     },
     Lane {
-        lane: EXTENDED,
         part: Some("self-check"),
         about: "each change of `cargo harness e2e --break`, which its story must notice and name",
         needs: "three clusters (QEMU, Go), one after the other",
-        runs_in_ci: false,
-        on_cluster: true,
-        takes: KUBERNETES,
         run: |session, args| {
             let broken = clusters::self_check(args.e2e.kubernetes());
             Box::pin(clusters::run(session, "self-check", broken))
         },
+        ..PART
     },
     Lane {
-        lane: EXTENDED,
         part: Some("kernels"),
         about: "all tests of the lane kernel on each kernel",
         needs: MACHINE,
-        runs_in_ci: false,
         on_cluster: false,
         takes: &[],
-        run: |session, _| Box::pin(kernel::run(session, Kernels::All, &[])),
+        run: |session, _| Box::pin(session.until_cancelled(kernel::run(session, Kernels::All, &[]))),
+        ..PART
     },
     Lane {
-        lane: EXTENDED,
         part: Some("mutants"),
         about: "changes of the functions that decide, by cargo-mutants: a unit test must notice each",
         needs: "some hours of the compiler",
-        runs_in_ci: false,
         on_cluster: false,
         takes: &[],
         run: |session, _| Box::pin(mutants::run(session)),
+        ..PART
     },
     Lane {
-        lane: EXTENDED,
         part: Some("node"),
         about: "the stories of the node on six kinds of nodes: kubelet, losetup, tools, disk of the kubelet",
         needs: "a cluster for each kind of node (QEMU, Go), one after the other",
-        runs_in_ci: false,
-        on_cluster: true,
         takes: &[LaneOption::Kubernetes, LaneOption::Kernel],
         run: |session, args| {
             let kinds = clusters::kinds_of_nodes(args.e2e.kubernetes(), args.e2e.kernel());
             Box::pin(clusters::run(session, "node", kinds))
         },
+        ..PART
     },
     Lane {
-        lane: EXTENDED,
         part: Some("versions"),
         about: "the stories of the node on each release of Kubernetes, and with each kernel",
         needs: "a cluster for each version (QEMU, Go), one after the other",
-        runs_in_ci: false,
-        on_cluster: true,
         takes: &[],
         run: |session, _| {
             Box::pin(async { clusters::run(session, "versions", clusters::versions(session)?).await })
         },
+        ..PART
     },
     Lane {
-        lane: EXTENDED,
         part: Some("kind"),
         about: "the driver on a cluster of kind, as the README installs it, and the commands of the documents",
         needs: "a virtual machine with Docker (QEMU, Go)",
-        runs_in_ci: false,
-        on_cluster: true,
-        takes: KUBERNETES,
         run: |session, args| {
-            Box::pin(async {
-                let args = e2e::Args::of(Set::Main, args.e2e.kubernetes()).with_reports("kind");
-                e2e::run(session, &args.on_kind()).await
-            })
+            let args = e2e::Args::of(Set::Main, args.e2e.kubernetes()).with_reports("kind");
+            stories(session, args.on_kind())
         },
+        ..PART
     },
     Lane {
-        lane: EXTENDED,
         part: Some("second-driver"),
         about: "local-path-provisioner, for which the checks of the capacity must fail",
-        needs: CLUSTER,
-        runs_in_ci: false,
-        on_cluster: true,
-        takes: KUBERNETES,
         run: |session, args| {
             Box::pin(async { second_driver::run(session, &args.e2e.kubernetes().source()).await })
         },
+        ..PART
     },
     Lane {
-        lane: EXTENDED,
         part: Some("image"),
         about: "the image for a registry, built from two checkouts: same bytes, and its programs start",
         needs: "compilers and an emulator for each platform",
-        runs_in_ci: false,
         on_cluster: false,
         takes: &[],
         run: |session, _| Box::pin(session.until_cancelled(release::check_image(session))),
+        ..PART
     },
 ];
 
@@ -352,16 +325,5 @@ mod tests {
         let parts = LANES.iter().filter_map(|lane| lane.part);
         let all: Vec<&str> = names().into_iter().chain(parts).collect();
         assert_eq!(all.len(), all.iter().collect::<BTreeSet<_>>().len(), "{all:?}");
-    }
-
-    /// A user who copies the command of the manual runs everything.
-    #[test]
-    fn a_release_runs_all_lanes() {
-        let manual = include_str!("../../../docs/testing.md");
-        let release = manual.split("To make a release:").nth(1).expect("testing.md has steps of a release");
-        let (_, command) = release.split_once("`cargo harness test --lane ").expect("a step runs lanes");
-        let (command, _) = command.split_once('`').unwrap();
-        let lanes: Vec<&str> = command.split("--lane ").flat_map(str::split_whitespace).collect();
-        assert_eq!(lanes, names());
     }
 }

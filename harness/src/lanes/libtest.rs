@@ -18,22 +18,26 @@ pub(super) struct Case {
     pub(super) name: String,
     pub(super) outcome: Outcome,
     /// The time since the end of the test before it, if the line times are known.
-    time: Option<Duration>,
-    /// The reason why the test checked nothing, if it printed one.
-    skipped: Option<String>,
+    pub(super) time: Option<Duration>,
 }
 
 /// The beginning of the line in which a test prints why it cannot check anything: `report_skip` of the kernel tests.
 const SKIPPED: &str = "this test is skipped: ";
 
+/// The number of all tests, and of those that failed.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 struct Totals {
-    passed: usize,
+    all: usize,
     failed: usize,
-    ignored: usize,
 }
 
 impl Run {
+    /// Returns the tests of a binary that prints no counts.
+    pub(super) fn uncounted(cases: Vec<Case>) -> Run {
+        let totals = Totals::of(&cases);
+        Run { cases, totals: Some(totals) }
+    }
+
     /// Parses the output of one test binary, or of several in sequence.
     pub(super) fn parse(output: &str) -> Run {
         Run::parse_timed(output, &[])
@@ -47,19 +51,18 @@ impl Run {
         // With one thread, the harness prints a test's name when it starts and its result when it ends.
         // Output that the test writes directly to the descriptors is in between.
         let mut started: Option<String> = None;
-        let mut skipped: Option<String> = None;
+        let mut skipped: Option<Outcome> = None;
         for (number, line) in output.lines().enumerate() {
             let mut case = |name, outcome| {
                 let now = times.get(number).copied();
                 let time = now.zip(last_end).map(|(now, last)| now.saturating_duration_since(last));
                 last_end = now;
-                Case { name, outcome, time, skipped: None }
+                Case { name, outcome, time }
             };
             if let Some(totals) = totals(line) {
                 let sum = run.totals.get_or_insert_default();
-                sum.passed += totals.passed;
+                sum.all += totals.all;
                 sum.failed += totals.failed;
-                sum.ignored += totals.ignored;
             } else if let Some(name) =
                 line.strip_prefix("---- ").and_then(|rest| rest.strip_suffix(" stdout ----"))
             {
@@ -70,10 +73,10 @@ impl Run {
                     None => started = Some(name),
                 }
             } else if let (Some(_), Some(reason)) = (&started, line.strip_prefix(SKIPPED)) {
-                skipped = Some(reason.to_owned());
-            } else if let Some(name) = started.take_if(|_| outcome(line.trim()).is_some()) {
-                let outcome = outcome(line.trim()).unwrap_or(Outcome::NotRun);
-                run.cases.push(Case { skipped: skipped.take(), ..case(name, outcome) });
+                skipped = Some(Outcome::Unavailable(reason.to_owned()));
+            } else if let Some(outcome) = outcome(line.trim()).filter(|_| started.is_some()) {
+                let outcome = skipped.take().filter(|_| outcome == Outcome::Passed).unwrap_or(outcome);
+                run.cases.extend(started.take().map(|name| case(name, outcome)));
             } else if let Some((_, text)) = details.last_mut() {
                 text.push_str(line);
                 text.push('\n');
@@ -81,7 +84,7 @@ impl Run {
         }
         if let Some(name) = started {
             let outcome = Outcome::Failed("it did not end: the test binary died in it".to_owned());
-            run.cases.push(Case { name, outcome, time: None, skipped: None });
+            run.cases.push(Case { name, outcome, time: None });
         }
         for case in &mut run.cases {
             let detail = details.iter().find(|(name, _)| *name == case.name);
@@ -92,34 +95,16 @@ impl Run {
         run
     }
 
-    /// Returns `true` if the binary ran to its end and none of its tests was selected.
-    fn selected_nothing(&self) -> bool {
-        self.cases.is_empty() && self.totals == Some(Totals::default())
-    }
-
-    /// Adds the cases to `report` like [`Run::report`], or nothing if the binary has no test whose name contains one of `only`.
-    pub(super) fn report_selected(
+    /// Adds the cases to `report`. Adds one more if the binary's own result contradicts them: a different count, an exit code that does
+    /// not match its tests, or no tests at all, unless `only` selects the tests whose names contain one of its texts.
+    pub(super) fn report(
         self,
         report: &mut Report,
         suite: &str,
         ended_well: Result<(), String>,
         only: &[String],
     ) {
-        if only.is_empty() || ended_well.is_err() || !self.selected_nothing() {
-            self.report(report, suite, ended_well);
-        }
-    }
-
-    /// Adds the cases to `report`. Adds one more if the binary's own result contradicts them: no tests at
-    /// all, a different count, or an exit code that does not match its tests.
-    pub(super) fn report(self, report: &mut Report, suite: &str, ended_well: Result<(), String>) {
-        let count =
-            |matches: fn(&Outcome) -> bool| self.cases.iter().filter(|case| matches(&case.outcome)).count();
-        let counted = Totals {
-            passed: count(|outcome| *outcome == Outcome::Passed),
-            failed: count(|outcome| matches!(outcome, Outcome::Failed(_))),
-            ignored: count(|outcome| matches!(outcome, Outcome::Unavailable(_))),
-        };
+        let counted = Totals::of(&self.cases);
         let problem = match (&ended_well, self.totals) {
             (Err(why), None) => Some(why.clone()),
             (Err(why), _) if counted.failed == 0 => Some(why.clone()),
@@ -127,15 +112,15 @@ impl Run {
             (_, Some(totals)) if totals != counted => {
                 Some(format!("it says {totals:?}, and its output shows {counted:?}"))
             }
-            (_, Some(_)) if self.cases.is_empty() => Some("it holds no test".to_owned()),
+            (_, Some(_)) if self.cases.is_empty() && only.is_empty() => Some("it holds no test".to_owned()),
             _ => None,
         };
-        let passed: BTreeSet<String> = self.cases.iter().filter_map(Case::name_of_passed).collect();
+        let passed = self.cases.iter().filter(|case| case.outcome == Outcome::Passed);
+        // Without their modules.
+        let passed: BTreeSet<String> =
+            passed.filter_map(|case| case.name.rsplit("::").next().map(str::to_owned)).collect();
         for case in self.cases {
             let outcome = match case.outcome {
-                Outcome::Passed if case.skipped.is_some() => {
-                    Outcome::Unavailable(case.skipped.unwrap_or_default())
-                }
                 Outcome::Unavailable(reason) if is_run_by(&reason, &passed) => Outcome::Skipped(reason),
                 outcome => outcome,
             };
@@ -147,11 +132,10 @@ impl Run {
     }
 }
 
-impl Case {
-    /// Returns the name of the test without its module, if it passed.
-    fn name_of_passed(&self) -> Option<String> {
-        let name = self.name.rsplit("::").next().unwrap_or(&self.name);
-        (self.outcome == Outcome::Passed && self.skipped.is_none()).then(|| name.to_owned())
+impl Totals {
+    fn of(cases: &[Case]) -> Totals {
+        let failed = cases.iter().filter(|case| matches!(case.outcome, Outcome::Failed(_))).count();
+        Totals { all: cases.len(), failed }
     }
 }
 
@@ -183,11 +167,12 @@ fn outcome(word: &str) -> Option<Outcome> {
 /// Parses `test result: ok. 3 passed; 0 failed; 1 ignored; 0 measured; 0 filtered out; finished in 0.01s`
 fn totals(line: &str) -> Option<Totals> {
     let counts = line.strip_prefix("test result: ")?.split_once(". ")?.1;
-    let count = |word: &str| {
+    let count = |word: &str| -> Option<usize> {
         let part = counts.split(';').find_map(|part| part.trim().strip_suffix(word))?;
         part.trim().parse().ok()
     };
-    Some(Totals { passed: count("passed")?, failed: count("failed")?, ignored: count("ignored")? })
+    let failed = count("failed")?;
+    Some(Totals { all: count("passed")? + failed + count("ignored")?, failed })
 }
 
 #[cfg(test)]
@@ -206,7 +191,7 @@ test result: ok. 2 passed; 0 failed; 1 ignored; 0 measured; 0 filtered out; fini
 
     fn report(output: &str, ended: Result<(), String>) -> Report {
         let mut report = Report::new();
-        Run::parse(output).report(&mut report, "kernel", ended);
+        Run::parse(output).report(&mut report, "kernel", ended, &[]);
         report
     }
 
@@ -218,7 +203,7 @@ test result: ok. 2 passed; 0 failed; 1 ignored; 0 measured; 0 filtered out; fini
                 "running 2 tests\ntest a::outer ... {outer}\ntest a::inner ... ignored, the test outer runs it twice\n"
             );
             let mut report = Report::new();
-            Run::parse(&output).report(&mut report, "suite", Ok(()));
+            Run::parse(&output).report(&mut report, "suite", Ok(()), &[]);
             assert_eq!(report.skipped(), expected, "{report:?}");
         }
     }
@@ -241,15 +226,6 @@ test result: ok. 2 passed; 0 failed; 1 ignored; 0 measured; 0 filtered out; fini
             run.cases.iter().map(|case| case.time.map(|time| time.as_secs())).collect();
         assert_eq!(times, [Some(5), Some(1), Some(21)]);
         assert_eq!(Run::parse(GOOD).cases[0].time, None);
-    }
-
-    #[test]
-    fn empty_selection_differs_from_missing_output() {
-        let output = "running 0 tests\n\ntest result: ok. 0 passed; 0 failed; 0 ignored; 0 measured; 7 filtered out; \
-            finished in 0.00s\n";
-        assert!(Run::parse(output).selected_nothing());
-        assert!(!Run::parse("").selected_nothing());
-        assert!(!Run::parse(GOOD).selected_nothing());
     }
 
     #[test]
@@ -298,15 +274,19 @@ test result: FAILED. 1 passed; 1 failed; 0 ignored; 0 measured; 0 filtered out; 
     }
 
     #[test]
-    fn no_tests_are_a_failure() {
-        let output = "running 0 tests\n\n\
-            test result: ok. 0 passed; 0 failed; 0 ignored; 0 measured; 0 filtered out; finished in 0.00s\n";
-        assert!(!report(output, Ok(())).succeeded());
-        assert_eq!(report("", Ok(())).failed(), 1);
-    }
-
-    #[test]
-    fn contradictory_exit_status_is_failure() {
-        assert_eq!(report(GOOD, Err("exited with 1".to_owned())).failed(), 1);
+    fn output_without_tests_is_failure_unless_selected() {
+        let output = "running 0 tests\n\ntest result: ok. 0 passed; 0 failed; 0 ignored; 0 measured; 7 filtered out; \
+            finished in 0.00s\n";
+        for (output, ended, only, failed) in [
+            (output, Ok(()), &[][..], 1),
+            (output, Ok(()), &["quota".to_owned()], 0),
+            (output, Err("exited with 1".to_owned()), &["quota".to_owned()], 1),
+            ("", Ok(()), &["quota".to_owned()], 1),
+            (GOOD, Err("exited with 1".to_owned()), &[], 1),
+        ] {
+            let mut report = Report::new();
+            Run::parse(output).report(&mut report, "kernel", ended, only);
+            assert_eq!(report.failed(), failed, "{report:?}");
+        }
     }
 }

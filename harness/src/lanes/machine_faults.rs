@@ -7,12 +7,13 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use testvm::images::debian_program::{DASH, DD};
 use testvm::images::disk;
-use testvm::images::kernel::Kernel;
 use testvm::report::Report;
 use testvm::session::Session;
-use testvm::test_machine::{MEMORY_MIB, TestMachine, data_disk, xfs};
-use testvm::vm::{ExitReason, GuestFile, Hypervisor};
+use testvm::test_machine::{TestMachine, data_disk, xfs};
+use testvm::vm::ExitReason;
 use testvm_guest::spec::{TestBinary, TestsSpec};
+
+use super::machines::{Machines, program};
 
 /// The size of each disk, of which a quarter is in one allocation group.
 const DISK_MIB: u64 = 300;
@@ -33,27 +34,19 @@ const FAULTS: [(&str, &[&str]); 3] = [
     ),
 ];
 
-/// The parts of the machine that do not depend on the faults.
-pub(super) struct Machine<'a> {
-    pub(super) kernel: &'a Kernel,
-    pub(super) hypervisor: &'a Hypervisor,
-    pub(super) init: &'a Path,
-    pub(super) logs: &'a Path,
-}
-
 /// Returns `true` if all tests run, or a case of this check contains one of the texts.
 pub(super) fn is_selected(only: &[String]) -> bool {
     only.is_empty() || FAULTS.iter().any(|(name, _)| only.iter().any(|text| name.contains(text)))
 }
 
 /// Boots the machine, and returns a case for each fault.
-pub(super) async fn run(session: &Session, machine: &Machine<'_>) -> Report {
-    let suite = format!("kernel {}: faults", machine.kernel.name());
+pub(super) async fn run(session: &Session, machines: &Machines) -> Report {
+    let suite = format!("kernel {}: faults", machines.kernel.name());
     let mut report = Report::new();
     let step = session.progress.step("run a machine with faults");
     let ended = async {
         let directory = tempfile::tempdir().context("create a directory")?;
-        anyhow::Ok(machine.with_faults(session, directory.path()).await?.run(&step).await?.ending)
+        anyhow::Ok(machine(session, machines, directory.path()).await?.run(&step).await?.ending)
     };
     let ended = ended.await;
     for (name, texts) in FAULTS {
@@ -73,50 +66,37 @@ fn names(ending: &ExitReason, texts: &[&str]) -> Result<()> {
     Ok(())
 }
 
-impl<'a> Machine<'a> {
-    async fn with_faults(&self, session: &Session, directory: &Path) -> Result<TestMachine<'a>> {
-        let mut disks = Vec::new();
-        for name in [USED, UNUSED] {
-            let image = directory.join(name);
-            disk::xfs(&image, DISK_MIB).await?;
-            disk::damage_xfs(&image)?;
-            disks.push(data_disk(name, &image));
-        }
-        let programs = [DASH.files(session).await?, DD.files(session).await?].concat();
-        // Both programs bring the C library of the same suite.
-        let programs = programs.into_iter().collect::<BTreeMap<_, _>>().into_iter();
-        let script = format!(
-            "echo '<4>{WARNING}' > /dev/kmsg\n\
-             # More than the first allocation group has.\n\
-             {} if=/dev/zero of=/mnt/{USED}/file bs=1M count={} conv=fsync\n\
-             exit 0",
-            DD.path(),
-            DISK_MIB / 3
-        );
-        let binary = TestBinary {
-            name: "faults".to_owned(),
-            path: DASH.path().to_owned(),
-            args: vec!["-c".to_owned(), script],
-            timeout: TIMEOUT,
-            ..TestBinary::default()
-        };
-        let mount = |name| xfs(name, &format!("/mnt/{name}"), "defaults");
-        Ok(TestMachine {
-            name: "faulty".to_owned(),
-            kernel: self.kernel,
-            hypervisor: self.hypervisor,
-            init: self.init,
-            files: programs.map(|(path, host)| GuestFile { path, mode: 0o755, host }).collect(),
-            memory_mib: MEMORY_MIB,
-            disks,
-            tests: TestsSpec {
-                mounts: [USED, UNUSED].map(mount).into(),
-                binaries: vec![binary],
-                ..TestsSpec::default()
-            },
-            logs: self.logs.join("faults"),
-        })
+async fn machine<'a>(session: &Session, machines: &'a Machines, directory: &Path) -> Result<TestMachine<'a>> {
+    let mut disks = Vec::new();
+    for name in [USED, UNUSED] {
+        let image = directory.join(name);
+        disk::xfs(&image, DISK_MIB).await?;
+        disk::damage_xfs(&image)?;
+        disks.push(data_disk(name, &image));
     }
+    let programs = [DASH.files(session).await?, DD.files(session).await?].concat();
+    // Both programs bring the C library of the same suite.
+    let programs: BTreeMap<_, _> = programs.into_iter().collect();
+    let script = format!(
+        "echo '<4>{WARNING}' > /dev/kmsg\n\
+         # More than the first allocation group has.\n\
+         {} if=/dev/zero of=/mnt/{USED}/file bs=1M count={} conv=fsync\n\
+         exit 0",
+        DD.path(),
+        DISK_MIB / 3
+    );
+    let binary = TestBinary {
+        name: "faults".to_owned(),
+        path: DASH.path().to_owned(),
+        args: vec!["-c".to_owned(), script],
+        timeout: TIMEOUT,
+        ..TestBinary::default()
+    };
+    let mounts = [USED, UNUSED].map(|name| xfs(name, &format!("/mnt/{name}"), "defaults")).into();
+    let tests = TestsSpec { mounts, binaries: vec![binary], ..TestsSpec::default() };
+    let files = programs.into_iter().map(|(path, host)| program(&path, host)).collect();
+    let logs = machines.logs.join("faults");
+    Ok(TestMachine { logs, ..machines.machine("faulty", files, disks, tests) })
 }
 
 #[cfg(test)]

@@ -1,6 +1,5 @@
 //! The test lanes, ordered by cost: the first run on any machine in seconds, the last needs a cluster.
 
-mod again;
 mod apiserver;
 mod chart;
 mod checks;
@@ -14,6 +13,7 @@ mod kernel;
 mod lane;
 mod libtest;
 mod machine_faults;
+mod machines;
 mod mutants;
 mod options;
 mod passes;
@@ -37,32 +37,16 @@ use testvm::test_machine::MACHINE;
 pub(crate) use self::lane::lines;
 use self::lane::{LANES, Lane, LaneArgs, LaneOption};
 pub use self::options::TestArgs;
-use self::passes::require_pass;
+use self::passes::{require_pass, with_failure};
 use self::skips::Skips;
 use crate::listing::record_time;
 
-/// Runs the selected lanes, and reports each as cases of suites with its name. Stops after the first of several runs with a failure.
+/// Runs the selected lanes, and reports each as cases of suites with its name.
 ///
 /// # Errors
 /// The options select no lane, or a selected lane does not take them. A lane that cannot run is a failed case, not an error.
 pub async fn run(session: &Session, args: &TestArgs) -> Result<Report> {
-    let skips = Skips::read(session)?;
-    let mut report = Report::new();
-    for round in 1..=args.repeat.get() {
-        let mut of_round = run_once(session, args, &skips).await?;
-        if args.repeat.get() > 1 {
-            session.progress.line(format!("run {round} of {}: {}", args.repeat, of_round.summary()));
-            of_round.cases.iter_mut().for_each(|case| case.suite += &format!(" (run {round})"));
-        }
-        report.append(of_round);
-        if !report.succeeded() {
-            break;
-        }
-    }
-    Ok(report)
-}
-
-async fn run_once(session: &Session, args: &TestArgs, skips: &Skips) -> Result<Report> {
+    let skips = &Skips::read(session)?;
     let (mut of_ci, named): (Vec<&Lane>, Vec<&Lane>) =
         args.selected()?.into_iter().partition(|lane| lane.runs_in_ci);
     // The longest lane compiles first.
@@ -103,8 +87,8 @@ struct Selection<'a> {
 
 /// Runs one lane. A lane that cannot run is a failed case.
 async fn run_lane<'l>(session: &Session, lane: &'l Lane, selection: Selection<'_>) -> (&'l Lane, Report) {
-    let mut cases = Report::new();
     if session.cancel.is_cancelled() {
+        let mut cases = Report::new();
         cases.push(lane.suite(), "run the lane", Outcome::NotRun, None);
         return (lane, cases);
     }
@@ -115,10 +99,7 @@ async fn run_lane<'l>(session: &Session, lane: &'l Lane, selection: Selection<'_
         let _processor = if lane.on_cluster { session.processor().await } else { None };
         (lane.run)(session, selection.args).await
     };
-    match result.await {
-        Ok(report) => cases = report,
-        Err(error) => cases.record::<()>(lane.suite(), "run the lane", started.elapsed(), &Err(error)),
-    }
+    let mut cases = with_failure(result.await, lane.suite(), "run the lane", started);
     selection.skips.judge(&mut cases);
     // With a text, other lanes may have the selected tests.
     if selection.texts.is_empty() {

@@ -1,6 +1,18 @@
-//! Requires that a part of a lane passes at least one check, because nothing failed if nothing ran.
+//! The reports of parts of lanes: nothing failed if nothing ran, so at least one check must pass.
 
+use std::time::Instant;
+
+use anyhow::Result;
 use testvm::report::{Outcome, Report};
+
+/// Returns the report of a part. A part that cannot run is a failed case, because the results of the others count.
+pub(super) fn with_failure(result: Result<Report>, suite: &str, name: &str, started: Instant) -> Report {
+    result.unwrap_or_else(|error| {
+        let mut report = Report::new();
+        report.record::<()>(suite, name, started.elapsed(), &Err(error));
+        report
+    })
+}
 
 /// Adds a failure to the report of a part of a lane if no check passed and none says why.
 pub(super) fn require_pass(part: &str, mut report: Report) -> Report {

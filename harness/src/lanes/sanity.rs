@@ -3,23 +3,21 @@
 //! Controller service on the control socket, as csi-snapshotter does. After each run, nothing may be left.
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
 use testvm::go_build::{self, GoModule, VersionVariable};
 use testvm::images::disk;
-use testvm::images::kernel::Kernel;
+use testvm::packages;
 use testvm::report::Report;
 use testvm::session::Session;
-use testvm::test_machine::{HARDENED, MEMORY_MIB, TestMachine, data_disk, xfs};
-use testvm::vm::{self, GuestFile};
-use testvm::{cache, packages};
+use testvm::test_machine::{HARDENED, data_disk, xfs};
 use testvm_guest::spec::{Condition, Mount, Service, Source, TestBinary, TestsSpec};
 
 use super::ginkgo::{self, ExpectedSkip};
 use super::kernel::TEST;
 use super::libtest::Run;
+use super::machines::{Machines, program};
 use crate::builds::{self, ProgramProfile};
 
 pub(super) const CSI_TEST: GoModule = GoModule {
@@ -38,12 +36,12 @@ const EXPECTED_SKIPS: &[ExpectedSkip<'_>] = &[
     // Version 5.6 cleans up after this skip with a client that it has not created.
     ExpectedSkip { clean_up_panics: true, ..skip("GroupControllerService not supported", NO_GROUPS) },
     skip(
-        "Controller Service: ListVolumes: pagination should detect volumes added between pages and accept tokens when the last \
-         volume from a page is deleted",
+        "Controller Service [Controller Server] ListVolumes pagination should detect volumes added between pages and accept \
+         tokens when the last volume from a page is deleted",
         "its authors switched it off, because it depends on how a driver makes page tokens (csi-test issue 223)",
     ),
     skip(
-        "CreateSnapshot: should succeed when creating a snapshot with accessibility requirements",
+        "CreateSnapshot [Controller Server] should succeed when creating a snapshot with accessibility requirements",
         "this lane leaves it out, because it fails with every driver that tells where a snapshot is",
     ),
 ];
@@ -92,52 +90,30 @@ const DRIVER_START_TIMEOUT: Duration = Duration::from_secs(60);
 const RUNS: [(&str, &str); 2] = [("mount", CSI_SOCKET), ("block", CONTROL_SOCKET)];
 
 pub(super) async fn run(session: &Session, kernel: Option<&str>) -> Result<Report> {
-    session.until_cancelled(prepare_and_run(session, kernel)).await
-}
-
-async fn prepare_and_run(session: &Session, kernel: Option<&str>) -> Result<Report> {
     packages::ensure(session, packages::VIRTUAL_MACHINE).await?;
     let sanity = go_build::build(session, &CSI_TEST).await?.join("csi-sanity");
     let driver = builds::driver_programs(session, ProgramProfile::Test).await?.csi;
     let left = builds::guest_tests(session).await?.test("csi", TEST)?;
     let init = builds::guest_programs(session).await?.init;
-    let kernel = Kernel::prepare(session, kernel).await?;
-    let hypervisor = vm::choose(session, &kernel, &init).await?;
-
-    let logs = session.workspace.reports("test").join("sanity");
-    // The logs of an earlier run must not be read as those of this run.
-    cache::remove_dir(&logs)?;
+    let machines = Machines::prepare(session, kernel, &init, "sanity").await?;
     let directory = tempfile::tempdir().context("make a directory")?;
     let data = directory.path().join("data.xfs");
     disk::xfs(&data, DISK_MIB).await?;
-    let file = |path: &str, host: PathBuf| GuestFile { path: path.to_owned(), mode: 0o755, host };
-    let machine = TestMachine {
-        name: "sanity".to_owned(),
-        kernel: &kernel,
-        hypervisor: &hypervisor,
-        init: &init,
-        files: vec![file(SANITY_PATH, sanity), file(DRIVER_PATH, driver), file(LEFT_PATH, left)],
-        memory_mib: MEMORY_MIB,
-        disks: vec![data_disk("data", &data)],
-        tests: tests(),
-        logs: logs.clone(),
-    };
+    let files = vec![program(SANITY_PATH, sanity), program(DRIVER_PATH, driver), program(LEFT_PATH, left)];
+    let machine = machines.machine("sanity", files, vec![data_disk("data", &data)], tests());
     let _processor = session.processor().await;
-    let step = session.progress.step(format!(
-        "run csi-sanity on Linux {} ({})",
-        kernel.release(),
-        hypervisor.accelerator
-    ));
+    let step = session.progress.step(format!("run csi-sanity on {}", machines.title()));
     let heard = machine.run(&step).await?;
 
-    let read = |name: &str| std::fs::read_to_string(logs.join(format!("{name}.log"))).unwrap_or_default();
+    let read =
+        |name: &str| std::fs::read_to_string(machines.logs.join(format!("{name}.log"))).unwrap_or_default();
     let mut report = Report::new();
     for (access_type, _) in RUNS {
         let (suite, name) = (format!("sanity: {access_type}"), sanity_name(access_type));
         let text = read(&TestBinary::reported_as(&name));
         ginkgo::report(&text, EXPECTED_SKIPS, heard.ended_well(&name).0, &mut report, &suite);
         let name = left_name(access_type);
-        Run::parse(&read(&name)).report(&mut report, &suite, heard.ended_well(&name).0);
+        Run::parse(&read(&name)).report(&mut report, &suite, heard.ended_well(&name).0, &[]);
     }
     heard.verdict(&mut report, "sanity");
     report.end(step);

@@ -101,27 +101,6 @@ mod tests {
     }
 
     #[test]
-    fn skip_by_design_needs_no_entry() {
-        let mut report = report("unit", "other", Outcome::Skipped("elsewhere".to_owned()));
-        skips().judge(&mut report);
-        assert!(report.succeeded() && report.skipped() == 1, "{report:?}");
-    }
-
-    /// The later checks of such a part build on the first, and do not run without it.
-    #[test]
-    fn no_entry_skips_a_whole_part() {
-        let skips: Skips = toml::from_str(include_str!("../../skips.toml")).unwrap();
-        for skip in &skips.skip {
-            assert!(
-                skip.suite == "unit" || skip.suite.ends_with(": loopfs-tool"),
-                "{}: {}",
-                skip.suite,
-                skip.name
-            );
-        }
-    }
-
-    #[test]
     fn entry_for_unknown_check_fails() {
         for (suite, name, failed) in [("unit", "advisory", 1), ("unit", "advisories", 0), ("kernel", "a", 0)]
         {

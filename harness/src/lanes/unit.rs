@@ -4,39 +4,24 @@ use std::path::Path;
 use std::time::Duration;
 
 use anyhow::Result;
-use testvm::process::{Finished, Program};
+use testvm::process::Program;
 use testvm::report::{Outcome, Report};
 use testvm::session::Session;
 use testvm::{packages, rust_build};
 
-use super::checks::{self, must_succeed};
+use super::checks::{self, SUITE};
 use super::libtest::Run;
 use super::{dependencies, go_tests};
 
-const SUITE: &str = "unit";
-
-/// Crates that the library must not depend on, because it uses only the kernel.
-const NOT_IN_LOOPFS: [&str; 7] = ["anyhow", "clap", "kube", "serde", "serde_json", "tokio", "tonic"];
-
-const DEPENDENCIES: &str = "dependencies of loopfs";
-
-/// Crates that PID 1 of the virtual machines must not depend on: with an async runtime, each of its static builds
-/// would take minutes instead of seconds.
-const NOT_IN_GUEST: [&str; 3] = ["kube", "testvm", "tokio"];
-
-const GUEST_DEPENDENCIES: &str = "dependencies of testvm-guest";
-
 /// The cargo commands that must succeed.
-const CHECKS: [(&str, &[&str]); 5] = [
-    ("format", &["fmt", "--all", "--check"]),
+const CHECKS: [(&str, &str); 3] = [
+    ("format", "fmt --all --check"),
     // Includes the kernel tests and the benchmarks, which no other check here compiles.
-    ("lints", &["clippy", "--workspace", "--all-targets", "--all-features", "--", "--deny", "warnings"]),
+    ("lints", "clippy --workspace --all-targets --all-features -- --deny warnings"),
     (
         "documentation of loopfs",
-        &["rustdoc", "--package", "loopfs", "--lib", "--all-features", "--", "--deny", "warnings"],
+        "rustdoc --package loopfs --lib --all-features -- --deny warnings --deny missing_docs",
     ),
-    (DEPENDENCIES, &["tree", "--package", "loopfs", "--edges", "normal,build"]),
-    (GUEST_DEPENDENCIES, &["tree", "--package", "testvm-guest", "--edges", "normal,build"]),
 ];
 
 /// The features of loopfs for its users. Each must build alone; the other checks compile them together.
@@ -44,10 +29,6 @@ const FEATURES: [&str; 5] = ["loop-device", "mount", "project-quota", "publish",
 
 /// A target that loopfs must compile for besides the architecture of this machine. Nothing is linked.
 const OTHER_TARGET: &str = "aarch64-unknown-linux-gnu";
-const OTHER_TARGET_CHECK: &[&str] =
-    &["check", "--package", "loopfs", "--all-features", "--target", OTHER_TARGET];
-
-const TESTS: [&str; 2] = ["test", "--workspace"];
 
 const ALERT_RULES: &str = "alert rules";
 /// Checks the alert rules, and evaluates them for the series of their tests. promtool reads a file for `rule_files`, which the command of
@@ -69,29 +50,20 @@ const SYSTEMD: &str = "/run/systemd/system";
 pub(super) async fn run(session: &Session) -> Result<Report> {
     let mut report = Report::new();
     for (name, args) in CHECKS {
-        let (result, time) = checks::cargo(session, name, args).await;
-        let result = result.and_then(must_succeed);
-        let result = result.and_then(|finished| match name {
-            DEPENDENCIES => no_upper_layers(&finished.stdout, "loopfs", &NOT_IN_LOOPFS),
-            GUEST_DEPENDENCIES => no_upper_layers(&finished.stdout, "testvm-guest", &NOT_IN_GUEST),
-            _ => Ok(()),
-        });
-        report.record(SUITE, name, time, &result);
+        checks::cargo(session, &mut report, name, args).await;
     }
-
     for feature in FEATURES {
         let name = format!("lints of loopfs with the feature {feature}");
-        let library = ["clippy", "--package", "loopfs", "--lib", "--no-default-features"];
-        let args = [&library[..], &["--features", feature, "--", "--deny", "warnings"]].concat();
-        let (result, time) = checks::cargo(session, &name, &args).await;
-        report.record(SUITE, &name, time, &result.and_then(must_succeed));
+        let args = format!(
+            "clippy --package loopfs --lib --no-default-features --features {feature} -- --deny warnings"
+        );
+        checks::cargo(session, &mut report, &name, &args).await;
     }
-
     let name = format!("loopfs for {OTHER_TARGET}");
     match rust_build::has_target(session, OTHER_TARGET).await {
         Ok(true) => {
-            let (result, time) = checks::cargo(session, &name, OTHER_TARGET_CHECK).await;
-            report.record(SUITE, &name, time, &result.and_then(must_succeed));
+            let args = format!("check --package loopfs --all-features --target {OTHER_TARGET}");
+            checks::cargo(session, &mut report, &name, &args).await;
         }
         Ok(false) => {
             let reason =
@@ -101,21 +73,16 @@ pub(super) async fn run(session: &Session) -> Result<Report> {
         Err(error) => report.record::<()>(SUITE, &name, Duration::ZERO, &Err(error)),
     }
 
-    dependencies::check(session, SUITE, &mut report).await;
-    let compile = [&TESTS[..], &["--no-run"]].concat();
-    let (compiled, time) = checks::cargo(session, "compile the tests", &compile).await;
-    let tests = rust_build::program(session.workspace.root()).args(TESTS).arg("--no-fail-fast");
-    let tested = async {
-        compiled.and_then(must_succeed)?;
-        checks::run(session, "tests", tests).await.0
-    };
-    match tested.await {
-        Ok(finished) => {
-            let ended = if finished.status.success() { Ok(()) } else { Err(finished.failure()) };
-            Run::parse(&finished.stdout).report(&mut report, "unit tests", ended);
-        }
-        Err(error) => {
-            report.push("unit tests", "run cargo test", Outcome::Failed(format!("{error:#}")), time);
+    dependencies::check(session, &mut report).await;
+    // Other lanes may compile while the tests run.
+    if checks::cargo(session, &mut report, "compile the tests", "test --workspace --no-run").await {
+        let tests = rust_build::program(session.workspace.root());
+        let tests = tests.args(["test", "--workspace", "--no-fail-fast"]);
+        match checks::run(session, "tests", tests).await.0 {
+            Ok(finished) => {
+                Run::parse(&finished.stdout).report(&mut report, "unit tests", checks::ended(&finished), &[]);
+            }
+            Err(error) => report.record::<()>("unit tests", "run cargo test", None, &Err(error)),
         }
     }
     go(session, &mut report).await;
@@ -132,19 +99,23 @@ async fn go(session: &Session, report: &mut Report) {
     }
     let (result, time) =
         checks::run(session, "format of Go", go_tests::command(session, "gofmt").args(["-l", "."])).await;
-    let result = result.and_then(must_succeed).and_then(|Finished { stdout, .. }| {
-        anyhow::ensure!(stdout.is_empty(), "gofmt -w would change these files:\n{stdout}");
+    let result = result.and_then(|finished| {
+        checks::ended(&finished).map_err(anyhow::Error::msg)?;
+        anyhow::ensure!(
+            finished.stdout.is_empty(),
+            "gofmt -w would change these files:\n{}",
+            finished.stdout
+        );
         Ok(())
     });
     report.record(SUITE, "format of Go", time, &result);
     let vet = ["vet", "-tags", go_tests::KERNEL_TESTS, "./..."];
     let vet = go_tests::command(session, "go").args(vet);
-    checks::check(session, SUITE, report, "lints of Go", vet).await;
+    checks::check(session, report, "lints of Go", vet).await;
     let tests = go_tests::command(session, "go").args(["test", "-v", "./..."]);
     match checks::run(session, TESTS, tests).await.0 {
         Ok(finished) => {
-            let ended = if finished.status.success() { Ok(()) } else { Err(finished.failure()) };
-            go_tests::report(report, TESTS, &finished.stdout, ended, true);
+            go_tests::parse(&finished.stdout).report(report, TESTS, checks::ended(&finished), &[]);
         }
         Err(error) => report.record::<()>(SUITE, TESTS, Duration::ZERO, &Err(error)),
     }
@@ -155,7 +126,7 @@ async fn alert_rules(session: &Session, report: &mut Report) {
         return report.push(SUITE, ALERT_RULES, Outcome::Unavailable(reason), Duration::ZERO);
     }
     let check = Program::new("sh").current_dir(session.workspace.root()).args(["-ec", CHECK_RULES]);
-    checks::check(session, SUITE, report, ALERT_RULES, check).await;
+    checks::check(session, report, ALERT_RULES, check).await;
 }
 
 /// Installs promtool if it is missing and this user may install it. The error says in one line what to install.
@@ -172,37 +143,4 @@ async fn ensure_promtool(session: &Session) -> Result<(), String> {
         let cause = error.to_string();
         format!("{WITHOUT_PROMTOOL} ({})", cause.lines().next().unwrap_or_default())
     })
-}
-
-/// Checks that `tree`, the dependencies of `package`, has none of the crates `upper`. It has one crate per line:
-/// `│   ├── name v1.2.3 (..)`.
-fn no_upper_layers(tree: &str, package: &str, upper: &[&str]) -> Result<()> {
-    anyhow::ensure!(tree.contains(&format!("{package} v")), "cargo tree printed no tree: {tree}");
-    for line in tree.lines() {
-        let name = line.trim_start_matches(|character: char| !character.is_ascii_alphanumeric());
-        let name = name.split(' ').next().unwrap_or_default();
-        anyhow::ensure!(
-            !upper.contains(&name),
-            "{package} depends on {name}, which belongs to a layer above it:\n{tree}"
-        );
-    }
-    Ok(())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::NOT_IN_LOOPFS;
-
-    fn no_upper_layers(tree: &str) -> anyhow::Result<()> {
-        super::no_upper_layers(tree, "loopfs", &NOT_IN_LOOPFS)
-    }
-
-    #[test]
-    fn deep_upper_layer_dependency_is_found() {
-        let clean = "loopfs v0.1.0\n├── libc v0.2.1\n└── thiserror v2.0.0\n    └── serde_tokio_like v1.0.0\n";
-        assert!(no_upper_layers(clean).is_ok());
-        let deep = format!("{clean}        └── tokio v1.0.0\n");
-        assert!(no_upper_layers(&deep).unwrap_err().to_string().starts_with("loopfs depends on tokio"));
-        assert!(no_upper_layers("").is_err());
-    }
 }

@@ -123,11 +123,6 @@ impl ExpectedLines {
         Ok(ExpectedLines(Arc::new(rows.collect::<Result<_>>()?)))
     }
 
-    /// Returns the names of the machines in the list.
-    pub fn machines(&self) -> impl Iterator<Item = &str> {
-        self.0.iter().flat_map(|expected| &expected.machines).map(String::as_str)
-    }
-
     fn contains(&self, machine: &str, line: &str) -> bool {
         let of_machine = |expected: &Expected| expected.machines.iter().any(|name| name == machine);
         self.0.iter().any(|expected| of_machine(expected) && expected.pattern.is_match(line))

@@ -13,16 +13,17 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use serde_json::Value;
+use testvm::excerpt;
 use testvm::process::Process;
 use testvm::report::{Outcome, Report};
 use testvm::session::Session;
-use testvm::{cache, excerpt};
 use testvm_cluster::conformance::{REPORT, Suite, Target};
-use testvm_cluster::{Cluster, ClusterProfile, ClusterSpec, Durability, KubernetesSource, unless_node_ends};
+use testvm_cluster::{Cluster, ClusterProfile, KubernetesSource, unless_node_ends};
 
 use self::list::SpecList;
 pub(super) use self::selection::Selection;
 use self::selection::{CONTAINER, Phase};
+use super::clusters;
 use super::ginkgo::{Runs, push_problems};
 use crate::test_env::environment::{Driver, TestEnv};
 use crate::test_env::inventory::Inventory;
@@ -50,13 +51,11 @@ pub(super) async fn run(
     selection: &Selection,
 ) -> Result<Report> {
     let list = SpecList::read(&session.workspace.root().join(DIRECTORY).join(LIST), kubernetes.minor)?;
-    let prepared = session.until_cancelled(prepare(session, kubernetes)).await?;
-    let Prepared { suite, definition, cluster, reports } = prepared;
-    let lane = Lane { session, cluster: &cluster, suite: &suite, list: &list, reports: &reports };
+    let (definition, lane) = session.until_cancelled(prepare(session, kubernetes, list)).await?;
     let mut report = Report::new();
     let started = Instant::now();
     let tested = async {
-        session.until_cancelled(install(session, &cluster, &definition)).await?;
+        session.until_cancelled(install(session, &lane.cluster, &definition)).await?;
         lane.test(selection, &mut report).await
     };
     // An error must not hide the specs that ran before it.
@@ -64,37 +63,28 @@ pub(super) async fn run(
         report.push(LANE, "run the specs", Outcome::Failed(format!("{error:#}")), started.elapsed());
     }
     if !report.succeeded() {
-        let written = e2e::write_state(session, &cluster, &reports);
+        let written = e2e::write_state(session, &lane.cluster, &lane.reports);
         report.run(LANE, "store the state of the cluster", written).await;
     }
     // Also after a failure the cluster is stopped in order, so that the logs are complete.
-    report.run(LANE, "stop the node and the control plane", cluster.stop()).await;
+    report.run(LANE, "stop the node and the control plane", lane.cluster.stop()).await;
     Ok(report)
 }
 
-struct Prepared {
-    suite: Suite,
-    definition: Value,
-    cluster: Cluster,
-    reports: PathBuf,
-}
-
-async fn prepare(session: &Session, kubernetes: &KubernetesSource) -> Result<Prepared> {
+/// Returns the definition of the driver, and the lane.
+async fn prepare<'a>(
+    session: &'a Session,
+    kubernetes: &KubernetesSource,
+    list: SpecList,
+) -> Result<(Value, Lane<'a>)> {
     let suite = Suite::build(session, kubernetes.minor).await?;
     let definition =
         definition::read(&session.workspace.root().join(DIRECTORY).join(DEFINITION), suite.sources())?;
     let parts = nodes::conformance_parts(session, kubernetes, &suite, PROFILE).await?;
     let reports = session.workspace.reports(LANE);
-    // The logs of an earlier run must not be read as those of this run.
-    cache::remove_dir(&reports)?;
-    let spec = ClusterSpec {
-        dir: session.workspace.target().join("conformance-cluster"),
-        logs: reports.join("logs"),
-        durability: Durability::Unsafe,
-        profile: PROFILE,
-    };
+    let spec = clusters::spec(session, LANE, PROFILE)?;
     let cluster = Cluster::start(session, spec, parts).await?;
-    Ok(Prepared { suite, definition, cluster, reports })
+    Ok((definition, Lane { session, cluster, suite, list, reports }))
 }
 
 /// Installs the driver that the definition describes.
@@ -126,10 +116,10 @@ fn require_driver(definition: &Value, driver: &Driver) -> Result<()> {
 /// A lane whose cluster runs the driver.
 struct Lane<'a> {
     session: &'a Session,
-    cluster: &'a Cluster,
-    suite: &'a Suite,
-    list: &'a SpecList,
-    reports: &'a Path,
+    cluster: Cluster,
+    suite: Suite,
+    list: SpecList,
+    reports: PathBuf,
 }
 
 impl Lane<'_> {
@@ -138,10 +128,9 @@ impl Lane<'_> {
         let node = self.cluster.nodes().first().context("the cluster has no node")?;
         let before = Inventory::take(node).await?;
         let expected = self.list.expected_skips();
-        let logs = self.reports.join("specs");
-        let mut runs = Runs::new(&expected, Some(CONTAINER), Some(&logs));
+        let mut runs = Runs::new(&expected, Some(CONTAINER));
         let mut problems = Vec::new();
-        for phase in selection.phases(self.list) {
+        for phase in selection.phases(&self.list) {
             if self.session.cancel.is_cancelled() {
                 report.push(LANE, &format!("run the specs: {}", phase.name), Outcome::NotRun, Duration::ZERO);
                 continue;
@@ -151,14 +140,14 @@ impl Lane<'_> {
         // A run that was stopped has specs that it did not select.
         if !self.session.cancel.is_cancelled() {
             problems.extend(match selection {
-                Selection::All => complete(&runs, self.list, report),
-                Selection::Quick => not_passed(&runs, self.list),
+                Selection::All => complete(&runs, &self.list, report),
+                Selection::Quick => not_passed(&runs, &self.list),
                 Selection::Only(texts) => not_found(&runs, texts),
             });
         }
         push_problems(report, LANE, &problems);
         if !self.session.cancel.is_cancelled() {
-            let left = e2e::nothing_left(self.session, self.cluster, &before);
+            let left = e2e::nothing_left(self.session, &self.cluster, &before);
             report.run(LANE, "no volume, device, project id or mount is left", left).await;
         }
         Ok(())
@@ -183,7 +172,7 @@ impl Lane<'_> {
         if problems.is_empty() && cases.failed() == 0 {
             step.done(cases.summary());
         } else {
-            step.failed(cases.summary());
+            step.failed(format!("{}; the logs of the specs are in {}", cases.summary(), directory.display()));
         }
         report.append(cases);
         Ok(problems.into_iter().map(|problem| format!("{}: {problem}", phase.name)).collect())
@@ -267,7 +256,7 @@ mod tests {
         let passed = specs.iter().all(|spec| spec["State"] != "failed");
         let suite =
             json!([{"SuiteSucceeded": passed, "PreRunStats": stats, "SpecReports": specs}]).to_string();
-        let mut runs = Runs::new(&[], Some(CONTAINER), None);
+        let mut runs = Runs::new(&[], Some(CONTAINER));
         assert_eq!(runs.read(&suite, Ok(()), &mut Report::new(), "suite"), Vec::<String>::new());
         runs
     }

@@ -10,22 +10,21 @@
 mod cuts;
 
 use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
-use testvm::images::kernel::Kernel;
 use testvm::images::{disk, write_log};
 use testvm::progress::Step;
 use testvm::report::{Outcome, Report};
 use testvm::session::Session;
-use testvm::test_machine::{GuestResults, HARDENED, MACHINE, MEMORY_MIB, TestMachine, xfs};
-use testvm::vm::{Disk, DiskMode, ExitReason, GuestFile, Hypervisor};
-use testvm_guest::report::End;
+use testvm::test_machine::{GuestResults, HARDENED, MACHINE, TestMachine, xfs};
+use testvm::vm::{Disk, DiskMode, ExitReason};
 use testvm_guest::spec::{TestBinary, TestsSpec};
 
 use self::cuts::{Cut, cuts, replay};
 use super::libtest::Run;
+use super::machines::{self, Machines};
 
 /// The test target of loopfs that holds both halves.
 pub(super) const TEST: &str = "power_cut";
@@ -46,22 +45,13 @@ const DISK_MIB: u64 = 1024;
 const WORK_TIMEOUT: Duration = Duration::from_secs(240);
 const CHECK_TIMEOUT: Duration = Duration::from_secs(120);
 
-/// The parts that all machines of one kernel share.
-pub(super) struct Machine<'a> {
-    pub(super) kernel: &'a Kernel,
-    pub(super) hypervisor: &'a Hypervisor,
-    pub(super) init: &'a Path,
-    pub(super) program: &'a Path,
-    pub(super) logs: &'a Path,
-}
-
-pub(super) async fn run(session: &Session, machine: &Machine<'_>) -> Report {
-    let suite = format!("kernel {}: power cut", machine.kernel.name());
+pub(super) async fn run(session: &Session, machines: &Machines, program: &Path) -> Report {
+    let suite = format!("kernel {}: power cut", machines.kernel.name());
     let mut report = Report::new();
-    let step = session.progress.step(format!("cut the power on Linux {}", machine.kernel.release()));
-    let disks = machine.logs.join("power-cut-disks");
+    let step = session.progress.step(format!("cut the power on Linux {}", machines.kernel.release()));
+    let disks = machines.logs.join("power-cut-disks");
     let started = Instant::now();
-    let result = cut_and_check(machine, &disks, &suite, &mut report, &step).await;
+    let result = cut_and_check(machines, program, &disks, &suite, &mut report, &step).await;
     if result.is_err() {
         report.record(&suite, "cut and check", started.elapsed(), &result);
     }
@@ -77,7 +67,8 @@ pub(super) async fn run(session: &Session, machine: &Machine<'_>) -> Report {
 }
 
 async fn cut_and_check(
-    machine: &Machine<'_>,
+    machines: &Machines,
+    program: &Path,
     directory: &Path,
     suite: &str,
     report: &mut Report,
@@ -94,7 +85,7 @@ async fn cut_and_check(
     disk::copy(&new, &killed.image).await?;
 
     let started = Instant::now();
-    work(machine, &killed, seed).await?;
+    work(machines, program, &killed, seed).await?;
     report.push(suite, "the machine is killed", Outcome::Passed, started.elapsed());
     let entries = write_log::read(&killed.write_log())?;
     let cuts = cuts(&entries, seed)?;
@@ -108,17 +99,17 @@ async fn cut_and_check(
         let mode = if cut.forgets_a_flush() { DiskMode::Scratch } else { DiskMode::Persistent };
         disks.push(Disk { name: format!("cut-{index}"), image, mode });
     }
-    let heard = check(machine, disks, step).await?;
-    evaluate(report, suite, &heard, &cuts, machine.logs, (seed, entries.len()));
+    let binaries = disks.iter().map(|disk| binary(&disk.name, CHECK, CHECK_TIMEOUT)).collect();
+    let heard = machine(machines, program, "power-cut-check", disks, binaries).run(step).await?;
+    evaluate(report, suite, &heard, &cuts, machines, (seed, entries.len()));
     Ok(())
 }
 
-async fn work(machine: &Machine<'_>, disk: &Disk, seed: u64) -> Result<()> {
+async fn work(machines: &Machines, program: &Path, disk: &Disk, seed: u64) -> Result<()> {
     let mut binary = binary("work", WORK, WORK_TIMEOUT);
     binary.args.push("--nocapture".to_owned());
     binary.env.insert("LOOPFS_TEST_SEED".to_owned(), seed.to_string());
-    let spec = spec(std::slice::from_ref(disk), vec![binary]);
-    let vm = machine.with("power-cut-work", vec![disk.clone()], spec).boot().await?;
+    let vm = machine(machines, program, "power-cut-work", vec![disk.clone()], vec![binary]).boot().await?;
     let mut missing = format!("fewer than {LINES} lines were said");
     for lines in (LINES..).step_by(MORE_LINES) {
         let said = vm.wait_said("work", lines, WORK_TIMEOUT).await;
@@ -131,30 +122,19 @@ async fn work(machine: &Machine<'_>, disk: &Disk, seed: u64) -> Result<()> {
     vm.power_cut().await
 }
 
-async fn check(machine: &Machine<'_>, disks: Vec<Disk>, step: &Step) -> Result<GuestResults> {
-    let binaries = disks.iter().map(|disk| binary(&disk.name, CHECK, CHECK_TIMEOUT)).collect();
-    let spec = spec(&disks, binaries);
-    machine.with("power-cut-check", disks, spec).run(step).await
-}
-
-impl<'a> Machine<'a> {
-    fn with(&self, name: &str, disks: Vec<Disk>, tests: TestsSpec) -> TestMachine<'a> {
-        TestMachine {
-            name: name.to_owned(),
-            kernel: self.kernel,
-            hypervisor: self.hypervisor,
-            init: self.init,
-            files: vec![GuestFile { path: PROGRAM.to_owned(), mode: 0o755, host: self.program.to_owned() }],
-            memory_mib: MEMORY_MIB,
-            disks,
-            tests,
-            logs: logs(self.logs, name),
-        }
-    }
-}
-
-fn logs(directory: &Path, name: &str) -> PathBuf {
-    directory.join(name)
+/// Returns a machine with its logs in the directory of its name. All disks are copies of one image.
+fn machine<'a>(
+    machines: &'a Machines,
+    program: &Path,
+    name: &str,
+    disks: Vec<Disk>,
+    binaries: Vec<TestBinary>,
+) -> TestMachine<'a> {
+    let options = format!("prjquota,nouuid,{HARDENED}");
+    let mounts = disks.iter().map(|disk| xfs(&disk.name, &mount_point(&disk.name), &options)).collect();
+    let tests = TestsSpec { mounts, binaries, ..TestsSpec::default() };
+    let files = vec![machines::program(PROGRAM, program.to_owned())];
+    TestMachine { logs: machines.logs.join(name), ..machines.machine(name, files, disks, tests) }
 }
 
 /// Returns one test of the program, with the name of its disk.
@@ -169,13 +149,6 @@ fn binary(disk: &str, test: &str, timeout: Duration) -> TestBinary {
     }
 }
 
-fn spec(disks: &[Disk], binaries: Vec<TestBinary>) -> TestsSpec {
-    // All disks are copies of one image.
-    let options = format!("prjquota,nouuid,{HARDENED}");
-    let mounts = disks.iter().map(|disk| xfs(&disk.name, &mount_point(&disk.name), &options)).collect();
-    TestsSpec { mounts, binaries, ..TestsSpec::default() }
-}
-
 fn mount_point(disk: &str) -> String {
     format!("/mnt/{disk}")
 }
@@ -183,12 +156,13 @@ fn mount_point(disk: &str) -> String {
 fn evaluate(
     report: &mut Report,
     suite: &str,
-    GuestResults { results, ending, .. }: &GuestResults,
+    heard: &GuestResults,
     cuts: &[Cut],
-    directory: &Path,
+    machines: &Machines,
     (seed, writes): (u64, usize),
 ) {
-    let logs = logs(directory, "power-cut-check");
+    let GuestResults { results, ending, .. } = heard;
+    let logs = machines.logs.join("power-cut-check");
     let mut unexplained = matches!(ending, ExitReason::Crashed(_)) || results.len() != cuts.len() + 1;
     let disks = std::iter::once(("work".to_owned(), None))
         .chain(cuts.iter().enumerate().map(|(index, cut)| (format!("cut-{index}"), Some(cut))));
@@ -199,7 +173,7 @@ fn evaluate(
             continue;
         };
         let output = std::fs::read_to_string(logs.join(format!("{disk}.log"))).unwrap_or_default();
-        let failure = failure(&output, &result.end);
+        let failure = failure(&output, heard.ended_well(&disk).0);
         let outcome = match (cut, failure) {
             (Some(cut), Some(why)) if cut.forgets_a_flush() && why.contains("is lost") => Outcome::Passed,
             (Some(cut), other) if cut.forgets_a_flush() => {
@@ -226,13 +200,9 @@ fn evaluate(
 }
 
 /// Returns the reason why the one test that ran did not pass, or `None` if it passed.
-fn failure(output: &str, end: &End) -> Option<String> {
+fn failure(output: &str, ended_well: Result<(), String>) -> Option<String> {
     let mut one = Report::new();
-    let ended = match end {
-        End::Exited(0) => Ok(()),
-        other => Err(format!("{other:?}")),
-    };
-    Run::parse(output).report(&mut one, "", ended);
+    Run::parse(output).report(&mut one, "", ended_well, &[]);
     if one.succeeded() {
         return None;
     }
