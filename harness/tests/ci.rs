@@ -1,6 +1,6 @@
 //! Checks what `.ci/run` does with the build directory that the checkouts share, with a small workspace.
 
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
@@ -21,16 +21,23 @@ const FILES: [(&str, &str); 8] = [
     ("program/src/main.rs", "fn main() { print!(\"{}\", library::TEXT) }"),
 ];
 
+/// The packages, in the order in which cargo compiles them.
+const ALL: [&str; 2] = ["library", "program"];
+const NONE: [&str; 0] = [];
+
 /// A build directory, and the sources that each run has in a new checkout.
 struct Runs {
     directory: TempDir,
-    files: Vec<(&'static str, &'static str)>,
+    files: BTreeMap<&'static str, &'static str>,
     count: usize,
 }
 
 impl Runs {
+    /// Runs once.
     fn new() -> Runs {
-        Runs { directory: tempfile::tempdir().unwrap(), files: FILES.to_vec(), count: 0 }
+        let mut runs = Runs { directory: tempfile::tempdir().unwrap(), files: FILES.into(), count: 0 };
+        assert_eq!(runs.compile(), ALL);
+        runs
     }
 
     fn build_dir(&self) -> PathBuf {
@@ -41,21 +48,12 @@ impl Runs {
         self.directory.path().join(format!("checkout {}", self.count))
     }
 
-    fn set(&mut self, path: &'static str, content: &'static str) {
-        self.remove(path);
-        self.files.push((path, content));
-    }
-
-    fn remove(&mut self, path: &str) {
-        self.files.retain(|(other, _)| *other != path);
-    }
-
     fn copy(&self) -> PathBuf {
         self.directory.path().join("copy")
     }
 
     /// Compiles a new checkout, and returns the packages that cargo did not take from the build directory.
-    fn compile(&mut self) -> BTreeSet<String> {
+    fn compile(&mut self) -> Vec<String> {
         self.count += 1;
         for (path, content) in &self.files {
             let path = self.checkout().join(path);
@@ -65,17 +63,17 @@ impl Runs {
         self.compile_again()
     }
 
-    fn compile_again(&self) -> BTreeSet<String> {
+    fn compile_again(&self) -> Vec<String> {
         run(script("copy-checkout").arg(self.copy()).current_dir(self.checkout()));
-        let printed = run(&mut self.cargo(&["build", "--offline", "--workspace"]));
-        let lines = String::from_utf8(printed.stderr).unwrap();
+        let printed = run(&mut self.cargo(&["build", "--offline", "--workspace"])).stderr;
+        let lines = String::from_utf8(printed).unwrap();
         let compiled = lines.lines().filter_map(|line| line.trim().strip_prefix("Compiling "));
         compiled.map(|line| line.split(' ').next().unwrap().to_owned()).collect()
     }
 
-    fn print(&self, program: &str) -> String {
-        let printed = run(&mut self.cargo(&["run", "--offline", "--quiet", "--package", program]));
-        String::from_utf8(printed.stdout).unwrap()
+    fn printed_text(&self) -> String {
+        let printed = run(&mut self.cargo(&["run", "--offline", "--quiet", "--package", "program"])).stdout;
+        String::from_utf8(printed).unwrap()
     }
 
     fn cargo(&self, args: &[&str]) -> Command {
@@ -101,18 +99,11 @@ fn run(command: &mut Command) -> Output {
     output
 }
 
-fn packages<const N: usize>(names: [&str; N]) -> BTreeSet<String> {
-    names.map(str::to_owned).into()
-}
-
 #[test]
 fn another_checkout_uses_what_was_compiled() {
     let mut runs = Runs::new();
-    assert_eq!(runs.compile(), packages(["library", "program"]));
-    let first = runs.checkout();
-    assert_eq!(runs.compile(), packages([]));
-    fs::remove_dir_all(&first).unwrap();
-    assert_eq!(runs.compile(), packages([]));
+    fs::remove_dir_all(runs.checkout()).unwrap();
+    assert_eq!(runs.compile(), NONE);
     assert!(runs.checkout().join("target/debug/program").exists());
 }
 
@@ -120,32 +111,29 @@ fn another_checkout_uses_what_was_compiled() {
 #[test]
 fn a_changed_source_is_compiled() {
     let mut runs = Runs::new();
-    runs.compile();
     for text in ["two", "one", "two"] {
-        runs.set("docs/text.md", text);
-        assert_eq!(runs.compile(), packages(["library", "program"]));
-        assert_eq!(runs.print("program"), text);
+        runs.files.insert("docs/text.md", text);
+        assert_eq!(runs.compile(), ALL);
+        assert_eq!(runs.printed_text(), text);
     }
 }
 
 #[test]
 fn new_file_reruns_build_script() {
     let mut runs = Runs::new();
-    runs.compile();
-    runs.set("library/proto/b.proto", "");
-    assert!(runs.compile().contains("library"));
-    runs.remove("library/proto/b.proto");
-    assert!(runs.compile().contains("library"));
-    assert!(!runs.compile().contains("library"));
+    runs.files.insert("library/proto/b.proto", "");
+    assert_eq!(runs.compile(), ALL);
+    runs.files.remove("library/proto/b.proto");
+    assert_eq!(runs.compile(), ALL);
+    assert_eq!(runs.compile(), NONE);
 }
 
 #[test]
 fn large_build_directory_loses_unused_units() {
-    let mut runs = Runs::new();
-    runs.compile();
+    let runs = Runs::new();
     let trim = |limit: &str| run(script("trim-build-dir").arg(runs.build_dir()).arg(limit));
     trim("1000");
-    assert_eq!(runs.compile_again(), packages([]));
+    assert_eq!(runs.compile_again(), NONE);
     // Of an earlier toolchain.
     let profile = runs.build_dir().join("debug");
     let [unit, output] = [".fingerprint/old-0123", "deps/libold-0123.rlib"].map(|path| profile.join(path));
@@ -155,10 +143,10 @@ fn large_build_directory_loses_unused_units() {
     run(Command::new("touch").args(["-a", "--date", "10 days ago"]).arg(unit.join("lib-old")));
     trim("60");
     assert!(!unit.exists() && !output.exists());
-    assert_eq!(runs.compile_again(), packages([]));
+    assert_eq!(runs.compile_again(), NONE);
     // Of a unit in use.
     fs::write(&output, vec![1; 64 << 20]).unwrap();
     trim("60");
     assert!(!runs.build_dir().exists());
-    assert_eq!(runs.compile_again(), packages(["library", "program"]));
+    assert_eq!(runs.compile_again(), ALL);
 }

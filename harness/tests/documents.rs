@@ -4,29 +4,20 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use ignore::WalkBuilder;
+
 const DECISIONS: &str = "docs/decisions";
 
 fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap()
 }
 
-/// Returns the files of the workspace with this extension, without those of `target` and of hidden
-/// directories.
-fn files(extension: &str) -> Vec<PathBuf> {
-    let mut found = Vec::new();
-    let mut directories = vec![root().to_owned()];
-    while let Some(directory) = directories.pop() {
-        for entry in fs::read_dir(&directory).unwrap() {
-            let path = entry.unwrap().path();
-            let name = path.file_name().unwrap().to_string_lossy();
-            if path.is_dir() && !name.starts_with('.') && name != "target" {
-                directories.push(path);
-            } else if path.extension().is_some_and(|other| other == extension) {
-                found.push(path);
-            }
-        }
-    }
-    found
+/// Returns the files of the workspace with this extension, without those that Git ignores.
+fn files(extension: &str) -> impl Iterator<Item = PathBuf> {
+    let entries = WalkBuilder::new(root()).require_git(false).build();
+    entries
+        .map(|entry| entry.unwrap().into_path())
+        .filter(move |path| path.extension().is_some_and(|other| other == extension))
 }
 
 /// Returns the lines outside of code blocks.
@@ -53,41 +44,6 @@ fn anchors(text: &str) -> BTreeSet<String> {
     let headings = prose(text).filter(|line| line.starts_with('#'));
     let names = headings.map(|line| line.trim_start_matches('#').trim().to_lowercase().replace(' ', "-"));
     names.map(|name| name.replace(|c: char| !c.is_alphanumeric() && !"-_".contains(c), "")).collect()
-}
-
-/// Returns the numbers that follow a word in a text, such as `5.3`.
-fn versions(text: &str, word: &str) -> Vec<String> {
-    let words: Vec<&str> = text.split_whitespace().collect();
-    let after = words.windows(2).filter(|pair| pair[0].ends_with(word)).map(|pair| pair[1]);
-    let numbers = after.filter(|version| version.starts_with(|c: char| c.is_ascii_digit()));
-    numbers.map(|version| version.trim_end_matches(|c: char| !c.is_ascii_digit()).to_owned()).collect()
-}
-
-#[test]
-fn documents_have_the_pinned_sidecar_versions() {
-    let go_mod = fs::read_to_string(root().join("vm-images/csi-sidecars/go.mod")).unwrap();
-    for (name, module) in
-        [("external-provisioner", "external-provisioner/v5"), ("external-resizer", "external-resizer")]
-    {
-        let module = format!("github.com/kubernetes-csi/{module}");
-        let pinned = testvm::go_build::required_version(&go_mod, &module).unwrap();
-        let pinned = format!("{}.{}", pinned.major, pinned.minor);
-        let mut checked = 0;
-        for document in files("md").into_iter().chain(files("rs")) {
-            for version in versions(&fs::read_to_string(&document).unwrap(), name) {
-                assert_eq!(version, pinned, "{name} in {}", document.display());
-                checked += 1;
-            }
-        }
-        assert!(checked > 0, "no document has a version of {name}");
-    }
-}
-
-#[test]
-fn links_and_headings_exclude_code() {
-    let text = "# Two words, `code`\n```\n# no [x](y)\n```\nA [long\nlink](a.md#b), [web](https://c.d).\n";
-    assert_eq!(links(text), ["a.md#b", "https://c.d"]);
-    assert_eq!(anchors(text), BTreeSet::from(["two-words-code".to_owned()]));
 }
 
 #[test]

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 
 use ignore::WalkBuilder;
-use ignore::gitignore::GitignoreBuilder;
+use ignore::overrides::OverrideBuilder;
 use typos_cli::file::{FileChecker, Typos};
 use typos_cli::policy::{ConfigEngine, ConfigStorage};
 use typos_cli::report::{Context, Message, Report};
@@ -51,34 +51,17 @@ fn misspelt_and_unwanted_words_are_found() {
 
 #[test]
 fn every_file_passes_spell_check() {
-    let root = root();
-    let storage = ConfigStorage::new();
+    let (root, storage, findings) = (root(), ConfigStorage::new(), Findings::default());
     let mut engine = ConfigEngine::new(&storage);
     engine.init_dir(&root).unwrap();
-    let mut excluded = GitignoreBuilder::new(&root);
-    excluded.add_line(None, "/.git").unwrap();
-    for pattern in &engine.walk(&root).extend_exclude {
-        excluded.add_line(None, pattern).unwrap();
+    let mut excluded = OverrideBuilder::new(&root);
+    for pattern in engine.walk(&root).extend_exclude.iter().map(String::as_str).chain(["/.git"]) {
+        excluded.add(&format!("!{pattern}")).unwrap();
     }
-    let excluded = excluded.build().unwrap();
-    let walk = WalkBuilder::new(&root)
-        .hidden(false)
-        .filter_entry(move |entry| {
-            let is_directory = entry.file_type().is_some_and(|kind| kind.is_dir());
-            !excluded.matched(entry.path(), is_directory).is_ignore()
-        })
-        .build();
-    let findings = Findings::default();
-    let mut files = 0;
-    for entry in walk {
-        let entry = entry.unwrap();
-        // The word list names the words that it corrects.
-        if entry.file_type().is_some_and(|kind| kind.is_file()) && entry.file_name() != "typos.toml" {
-            Typos.check_file(entry.path(), false, &engine.policy(entry.path()), &findings).unwrap();
-            files += 1;
-        }
-    }
-    assert!(files > 100, "only {files} files were checked");
+    let mut walk = WalkBuilder::new(&root);
+    walk.hidden(false).overrides(excluded.build().unwrap());
+    assert!(walk.build().count() > 100, "too few files are checked");
+    typos_cli::file::walk_path(walk.build(), &Typos, &engine, &findings, false).unwrap();
     let findings = findings.0.into_inner().unwrap();
     assert!(findings.is_empty(), "misspelt, or missing in typos.toml:\n{}", findings.join("\n"));
 }
