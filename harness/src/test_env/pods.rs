@@ -2,6 +2,7 @@
 
 use anyhow::Result;
 use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::storage::v1::StorageClass;
 use kube::ResourceExt;
 use testvm_cluster::exec::{ExecOutput, exec, exec_ok};
 use testvm_cluster::waiting::{State, until_logged};
@@ -9,7 +10,7 @@ use testvm_cluster::{objects, workload};
 
 use super::environment::TestEnv;
 use super::sizes::Size;
-use super::workload::{Held, VolumeMode, enforced_flags, holder, holder_of};
+use super::workload::{Held, VolumeMode, holder, holder_of};
 
 /// Starts a pod that holds the claim, and waits until it runs.
 pub(crate) async fn start(env: &TestEnv<'_>, pod: &str, claim: &str, mode: VolumeMode) -> Result<()> {
@@ -37,6 +38,8 @@ pub(crate) async fn check_written(env: &TestEnv<'_>, pod: &str) -> Result<()> {
 /// A project id of no volume: those of the store's volumes are far larger.
 const OTHER_PROJECT: &str = "1";
 const WRITTEN_DEVICE: &str = "block:/vol";
+/// The word of the test program for mounts without flags.
+pub(crate) const NO_FLAGS: &str = "none";
 
 /// Starts a pod like [`start`], whose claim is read-only.
 pub(crate) async fn start_read_only(
@@ -59,16 +62,9 @@ pub(crate) async fn end(env: &TestEnv<'_>, pod: &str) -> Result<()> {
     objects::remove(env.pods(), pod, env.timeouts.end).await
 }
 
-/// Writes a text from a pod to a file of a mounted volume, or to the beginning of a device.
-pub(crate) async fn write(
-    env: &TestEnv<'_>,
-    pod: &str,
-    mode: VolumeMode,
-    file: &str,
-    text: &str,
-) -> Result<()> {
-    let verb = if mode == VolumeMode::Block { "write-at" } else { "write" };
-    exec_ok(&env.pods(), pod, &["/volume-check", verb, file, text]).await.map(drop)
+/// Writes a text from a pod to the beginning of a file or device.
+pub(crate) async fn write(env: &TestEnv<'_>, pod: &str, file: &str, text: &str) -> Result<()> {
+    exec_ok(&env.pods(), pod, &["/volume-check", "write", file, text]).await.map(drop)
 }
 
 /// Checks that the file or device, read in a pod, begins with the text.
@@ -98,8 +94,13 @@ pub(crate) async fn cannot_change_project(
 }
 
 /// Has the test program in a pod check empty volumes of this size, and write to them.
-pub(crate) async fn check_new(env: &TestEnv<'_>, pod: &str, size: Size, volumes: &[String]) -> Result<()> {
-    check(env, pod, "check-new", [size, size], volumes).await
+pub(crate) async fn check_new(
+    env: &TestEnv<'_>,
+    pod: &str,
+    size: Size,
+    volumes: &[impl AsRef<str>],
+) -> Result<()> {
+    check(env, pod, &["check-new"], size, &enforced_flags(&env.driver.class), volumes).await
 }
 
 /// Has the test program check what [`check_new`] wrote at the first of `sizes`, and the size and the limit of the volumes,
@@ -107,16 +108,32 @@ pub(crate) async fn check_new(env: &TestEnv<'_>, pod: &str, size: Size, volumes:
 pub(crate) async fn check_kept(
     env: &TestEnv<'_>,
     pod: &str,
-    sizes: [Size; 2],
-    volumes: &[String],
+    [before, size]: [Size; 2],
+    volumes: &[impl AsRef<str>],
 ) -> Result<()> {
-    check(env, pod, "check-kept", sizes, volumes).await
+    let verb = ["check-kept", &before.bytes().to_string()];
+    check(env, pod, &verb, size, &enforced_flags(&env.driver.class), volumes).await
 }
 
-async fn check(env: &TestEnv<'_>, pod: &str, verb: &str, sizes: [Size; 2], volumes: &[String]) -> Result<()> {
-    let [first, now] = sizes.map(|size| size.bytes().to_string());
-    let flags = enforced_flags(&env.driver.class);
-    let options = ["/volume-check", verb, "--size", &first, "--grown-size", &now, "--flags", &flags];
-    let argv: Vec<&str> = options.into_iter().chain(volumes.iter().map(String::as_str)).collect();
+/// Has the test program check volumes whose mounts have these flags in the pod, or [`NO_FLAGS`].
+pub(crate) async fn check(
+    env: &TestEnv<'_>,
+    pod: &str,
+    verb: &[&str],
+    size: Size,
+    flags: &str,
+    volumes: &[impl AsRef<str>],
+) -> Result<()> {
+    let size = size.bytes().to_string();
+    let words = ["/volume-check"].into_iter().chain(verb.iter().copied()).chain([size.as_str(), flags]);
+    let argv: Vec<&str> = words.chain(volumes.iter().map(AsRef::as_ref)).collect();
     exec_ok(&env.pods(), pod, &argv).await.map(drop)
+}
+
+/// Returns those of the class's mount options that restrict a program and that it can see on its mount.
+fn enforced_flags(class: &StorageClass) -> String {
+    let options = class.mount_options.iter().flatten().map(String::as_str);
+    let flags: Vec<&str> =
+        options.filter(|option| matches!(*option, "nosuid" | "nodev" | "noexec")).collect();
+    if flags.is_empty() { NO_FLAGS.to_owned() } else { flags.join(",") }
 }

@@ -3,7 +3,6 @@
 use anyhow::{Context, Result};
 use k8s_openapi::api::apps::v1::StatefulSet;
 use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod};
-use k8s_openapi::api::storage::v1::StorageClass;
 use serde_json::{Value, json};
 use testvm_cluster::workload::{self, PodProgram};
 pub(crate) use testvm_cluster::workload::{Held, VolumeMode, create_namespace};
@@ -11,8 +10,8 @@ pub(crate) use testvm_cluster::workload::{Held, VolumeMode, create_namespace};
 use super::sizes::Size;
 use crate::nodes::{SHELL, VOLUME_CHECK};
 
-/// The port on which the test program serves its latest verdict.
-pub(crate) const VERDICT_PORT: u16 = 8080;
+/// The command of a pod that only keeps its claims.
+const HOLD: &[&str] = &["/volume-check", "hold"];
 
 /// The path of the emptyDir in a [`scratch_pod`], whose volume has the name without the slash.
 pub(crate) const SCRATCH: &str = "/scratch";
@@ -26,20 +25,12 @@ pub(crate) const FLOW_CLAIMS: [&str; 3] = ["vol-default-flow-0", "vol-readonly-f
 pub(crate) const WRITABLE_PATH: &str = "/vol/default";
 pub(crate) const READ_ONLY_PATH: &str = "/vol/readonly";
 
-/// The arguments of the main flow's test program.
-pub(crate) struct FlowSpec<'a> {
-    pub(crate) class: &'a StorageClass,
-    pub(crate) size: Size,
-    pub(crate) grown: Size,
-}
-
 /// Returns a StatefulSet with three claims of one size: mounted, mounted read-only, and as a block device.
-pub(crate) fn flow(spec: &FlowSpec<'_>) -> Result<StatefulSet> {
-    let class = spec.class.metadata.name.as_deref().context("the StorageClass has no name")?;
+pub(crate) fn flow(class: &str, size: Size) -> Result<StatefulSet> {
     let template = |name: &str, mode: VolumeMode| {
         json!({
             "metadata": {"name": name},
-            "spec": workload::claim_spec(class, &spec.size.quantity(), mode, "ReadWriteOnce"),
+            "spec": workload::claim_spec(class, &size.quantity(), mode, "ReadWriteOnce"),
         })
     };
     typed(json!({
@@ -56,16 +47,7 @@ pub(crate) fn flow(spec: &FlowSpec<'_>) -> Result<StatefulSet> {
                         "name": "volume-check",
                         "image": VOLUME_CHECK,
                         "imagePullPolicy": "Never",
-                        "command": ["/volume-check"],
-                        "args": [
-                            "watch",
-                            "--size", spec.size.bytes().to_string(),
-                            "--grown-size", spec.grown.bytes().to_string(),
-                            "--flags", enforced_flags(spec.class),
-                            "--listen", VERDICT_PORT.to_string(),
-                            format!("writable:{WRITABLE_PATH}"), format!("readonly:{READ_ONLY_PATH}"), "block:/vol/block",
-                        ],
-                        "ports": [{"containerPort": VERDICT_PORT}],
+                        "command": HOLD,
                         "volumeMounts": [
                             {"name": "vol-default", "mountPath": WRITABLE_PATH},
                             {"name": "vol-readonly", "mountPath": READ_ONLY_PATH, "readOnly": true},
@@ -101,8 +83,7 @@ pub(crate) fn holder(name: &str, claim: &str, mode: VolumeMode) -> Result<Pod> {
 
 /// Returns a pod that has claims and does not use them by itself.
 pub(crate) fn holder_of(name: &str, held: &[Held<'_>]) -> Result<Pod> {
-    let command = &["/volume-check", "hold"];
-    workload::pod(name, PodProgram { container: "volume-check", image: VOLUME_CHECK, command }, held)
+    workload::pod(name, PodProgram { container: "volume-check", image: VOLUME_CHECK, command: HOLD }, held)
 }
 
 /// Returns a pod with a shell, an emptyDir at [`SCRATCH`] and claims. It does not use them by itself.
@@ -119,16 +100,6 @@ pub(crate) fn scratch_pod(name: &str, size_limit: Size, held: &[Held<'_>]) -> Re
         container.volume_mounts.get_or_insert_default().push(mount);
     }
     Ok(pod)
-}
-
-/// Returns those of the class's mount options that restrict a program and that it can see on its mount.
-pub(crate) fn enforced_flags(class: &StorageClass) -> String {
-    let options = class.mount_options.iter().flatten();
-    let flags: Vec<&str> = options
-        .map(String::as_str)
-        .filter(|option| matches!(*option, "nosuid" | "nodev" | "noexec"))
-        .collect();
-    flags.join(",")
 }
 
 fn typed<K: serde::de::DeserializeOwned>(value: Value) -> Result<K> {

@@ -1,66 +1,51 @@
-//! The program of the test pod: reports the properties of its volumes as a container sees them.
+//! The program of the test pod: checks its volumes as a container sees them.
 //!
-//! `volume-check watch` checks every volume at the requested size and logs `[INIT-PASSED]` or `[INIT-FAILED]
-//! reason`. It then repeats the checks until they pass at the size to which the claims are expanded, and logs
-//! `[RESIZE-PASSED]`. `volume-check check-new` and `check-kept` do the first and the last of these checks, once, in a pod of
-//! `volume-check hold`, which only keeps a pod running. `plant` fills volumes as a hostile tenant does. `attack` tries what an
-//! attacker tries who controls a container of the driver. `check-limit` checks only that no more than a size fits. The other verbs read and write volumes from within a pod, through `kubectl exec`.
+//! `volume-check hold` only keeps a pod running. The other verbs run in such a pod, by `kubectl exec`. `check-new` checks volumes of a
+//! size, and writes to them. `check-kept` checks what that wrote, at the size to which the volumes were expanded. `check-limit` checks
+//! only that no more than a size fits. `plant` fills volumes as a hostile tenant does. `attack` tries what an attacker tries who
+//! controls a container of the driver. The others read and write volumes.
 
 mod attack;
 mod execution;
 mod hostile;
-mod http2;
 mod mount_flags;
 mod pattern;
 mod pattern_files;
 mod size;
 mod volume;
 
+use std::env;
 use std::fs::{self, File, OpenOptions};
-use std::io::{self, BufRead, BufReader, ErrorKind, Read, Seek, SeekFrom, Write};
-use std::net::{TcpListener, TcpStream};
+use std::io::{ErrorKind, Read, Seek, SeekFrom, Write};
 use std::path::Path;
 use std::process::ExitCode;
-use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
-use std::{env, thread};
 
 use nix::errno::Errno;
 use nix::sys::signal::{SigSet, Signal};
 use nix::sys::statvfs::{FsFlags, statvfs};
 use pattern::Pattern;
-use volume::{Checked, USAGE, Volume, named, parse_volume};
+use volume::{Checked, USAGE, Volume, named, parse_volume, parse_volumes};
 
 /// The bytes of a Filesystem volume for each inode: by default, and in the version that the lane `upgrade` begins with.
 const BYTES_PER_INODE: [u64; 2] = [16384, 2048];
 /// The name of the file that fills a volume.
 const FILLER: &str = "filler";
-/// The poll interval for the size of a volume: nothing in a pod announces its expansion.
-const POLL: Duration = Duration::from_millis(500);
-
-/// The timeout of a request, so that a silent client does not block others.
-const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
 
 fn main() -> ExitCode {
     let args: Vec<String> = env::args().skip(1).collect();
     let words: Vec<&str> = args.iter().map(String::as_str).collect();
     let outcome = match words.as_slice() {
-        ["watch", rest @ ..] => Watch::parse(rest).and_then(watch),
-        ["check-new", rest @ ..] => Watch::parse(rest).and_then(|watch| check_all(&watch, watch.size, None)),
-        ["check-kept", rest @ ..] => {
-            Watch::parse(rest).and_then(|watch| check_all(&watch, watch.grown_size, Some(watch.size)))
-        }
+        ["check-new", size, flags, volumes @ ..] => check_all(None, size, flags, volumes),
+        ["check-kept", before, size, flags, volumes @ ..] => check_all(Some(before), size, flags, volumes),
         ["hold", rest @ ..] => hold(rest),
         ["plant", directory, deep, outside] => plant([directory, deep, outside].map(Path::new)),
-        ["attack", volume, kubelet, sockets @ ..] => attack::run([volume, kubelet].map(Path::new), sockets),
+        ["attack", volume, kubelet, socket] => attack::run([volume, kubelet, socket].map(Path::new)),
         ["write-pattern", rest @ ..] => pattern_files::write_all(rest),
         ["verify-pattern", rest @ ..] => pattern_files::verify_all(rest),
         ["check-limit", directory, size] => check_limit_below(Path::new(directory), size),
         ["watch-size", volume] => parse_volume(volume).and_then(|volume| size::watch(&volume)),
         ["execute-copy", directory] => execution::copy_and_execute(Path::new(directory)),
-        ["show", path] => show(Path::new(path)),
         ["write", file, text] => write(Path::new(file), text),
-        ["write-at", file, text] => write_at(Path::new(file), text),
         ["read-at", file, count] => read_at(Path::new(file), count),
         ["read", file] => fs::read_to_string(file).map(|text| print!("{text}")).map_err(|e| named(file, e)),
         _ => Err(USAGE.into()),
@@ -74,59 +59,19 @@ fn main() -> ExitCode {
     }
 }
 
-/// The expected properties of the volumes for `watch`.
-#[derive(Debug, PartialEq)]
-struct Watch {
-    size: u64,
-    grown_size: u64,
-    flags: FsFlags,
-    listen: Option<u16>,
-    volumes: Vec<Volume>,
-}
-
-impl Watch {
-    fn parse(words: &[&str]) -> Checked<Watch> {
-        let (mut size, mut grown_size, mut flags, mut listen) = (None, None, FsFlags::empty(), None);
-        let mut volumes = Vec::new();
-        let mut words = words.iter();
-        while let Some(&word) = words.next() {
-            let mut value = || words.next().ok_or(format!("{word} needs a value\n{USAGE}"));
-            match word {
-                "--size" => size = Some(value()?.parse()?),
-                "--grown-size" => grown_size = Some(value()?.parse()?),
-                "--flags" => flags = mount_flags::parse(value()?)?,
-                "--listen" => listen = Some(value()?.parse()?),
-                volume => volumes.push(parse_volume(volume)?),
-            }
-        }
-        if volumes.is_empty() {
-            return Err(format!("no volume to check\n{USAGE}").into());
-        }
-        Ok(Watch {
-            size: size.ok_or("--size is missing")?,
-            grown_size: grown_size.ok_or("--grown-size is missing")?,
-            flags,
-            listen,
-            volumes,
-        })
-    }
-}
-
 /// Plants the files of a hostile tenant, and keeps some of them open.
 fn plant([directory, deep, outside]: [&Path; 3]) -> Checked {
     let _open = hostile::plant(directory, deep, outside)?;
     println!("[PLANTED]");
-    ended_by_signal(|| ())
+    until_signal()
 }
 
-/// Runs `work` in a thread of its own. This thread waits for the signal that ends the pod, because the kernel
-/// ignores the signal for PID 1 of a container unless it handles it.
-fn ended_by_signal(work: impl FnOnce() + Send + 'static) -> Checked {
+/// Waits for the signal that ends the pod. The kernel ignores a signal for PID 1 of a container unless PID 1 handles it.
+fn until_signal() -> Checked {
     let mut signals = SigSet::empty();
     signals.add(Signal::SIGTERM);
     signals.add(Signal::SIGINT);
     signals.thread_block()?;
-    thread::spawn(work);
     signals.wait()?;
     Ok(())
 }
@@ -135,69 +80,20 @@ fn ended_by_signal(work: impl FnOnce() + Send + 'static) -> Checked {
 fn hold(volumes: &[&str]) -> Checked {
     let files = pattern_files::write_and_keep_open(volumes)?;
     println!("[HOLDING] {} volumes", files.len());
-    ended_by_signal(|| ())
-}
-
-fn watch(watch: Watch) -> Checked {
-    let verdict = Arc::new(Mutex::new(String::from("[CHECKING]")));
-    if let Some(port) = watch.listen {
-        let listener = TcpListener::bind(("0.0.0.0", port))?;
-        let verdict = Arc::clone(&verdict);
-        thread::spawn(move || serve(&listener, &verdict));
-    }
-    ended_by_signal(move || {
-        let say = |line: String| {
-            println!("{line}");
-            *verdict.lock().unwrap_or_else(PoisonError::into_inner) = line;
-        };
-        if let Err(reason) = check_all(&watch, watch.size, None) {
-            return say(format!("[INIT-FAILED] {reason}"));
-        }
-        say("[INIT-PASSED]".into());
-        let mut last = String::new();
-        while let Err(reason) = check_all(&watch, watch.grown_size, Some(watch.size)) {
-            let reason = reason.to_string();
-            if reason != last {
-                println!("not grown yet: {reason}");
-                last = reason;
-            }
-            thread::sleep(POLL);
-        }
-        say("[RESIZE-PASSED]".into());
-    })
-}
-
-/// Returns the latest verdict to every client, as a test of port forwarding.
-fn serve(listener: &TcpListener, verdict: &Mutex<String>) {
-    for stream in listener.incoming().flatten() {
-        let verdict = verdict.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        // A client that disconnects early is no error.
-        drop(answer(stream, &verdict));
-    }
-}
-
-/// Reads the complete request first: closing a socket with unread bytes resets it, and the response is lost.
-fn answer(mut stream: TcpStream, verdict: &str) -> io::Result<()> {
-    stream.set_read_timeout(Some(REQUEST_TIMEOUT))?;
-    let request = BufReader::new(stream.try_clone()?);
-    for line in request.lines() {
-        if line?.is_empty() {
-            break;
-        }
-    }
-    let answer = format!("HTTP/1.0 200 OK\r\nContent-Length: {}\r\n\r\n{verdict}", verdict.len());
-    stream.write_all(answer.as_bytes())
+    until_signal()
 }
 
 /// Checks every volume at `size`. The data written at the size `before` must still be there.
-fn check_all(watch: &Watch, size: u64, before: Option<u64>) -> Checked {
-    for volume in &watch.volumes {
-        let (path, outcome) = match volume {
-            Volume::Writable(path) => (path, check_writable(path, size, watch.flags, before)),
-            Volume::Readonly(path) => (path, check_readonly(path, size, watch.flags)),
-            Volume::Block(path) => (path, check_block(path, size, before)),
-        };
-        outcome.map_err(|reason| format!("{}: {reason}", path.display()))?;
+fn check_all(before: Option<&str>, size: &str, flags: &str, volumes: &[&str]) -> Checked {
+    let before = before.map(str::parse).transpose()?;
+    let (size, flags) = (size.parse()?, mount_flags::parse(flags)?);
+    for volume in parse_volumes(volumes)? {
+        match &volume {
+            Volume::Writable(path) => check_writable(path, size, flags, before),
+            Volume::Readonly(path) => check_readonly(path, size, flags),
+            Volume::Block(path) => check_block(path, size, before),
+        }
+        .map_err(|reason| format!("{}: {reason}", volume.path().display()))?;
     }
     Ok(())
 }
@@ -290,34 +186,15 @@ fn check_block(path: &Path, size: u64, before: Option<u64>) -> Checked {
     Pattern::COMMON.check(&mut device, 0..size)
 }
 
-fn show(path: &Path) -> Checked {
-    let stat = statvfs(path).map_err(|e| named("statfs", e.into()))?;
-    let unit = stat.fragment_size();
-    println!(
-        "{}: {} bytes, {} available, {} inodes, {:?}",
-        path.display(),
-        stat.blocks() * unit,
-        stat.blocks_available() * unit,
-        stat.files(),
-        stat.flags()
-    );
-    Ok(())
-}
-
+/// Overwrites the beginning of a file or device. A file is created if it does not exist.
 fn write(file: &Path, text: &str) -> Checked {
-    let done = File::create(file)
-        .and_then(|mut file| file.write_all(text.as_bytes()).and_then(|()| file.sync_all()));
-    done.map_err(|e| named(&format!("write {}", file.display()), e))
-}
-
-/// Overwrites the beginning of an existing file or device.
-fn write_at(file: &Path, text: &str) -> Checked {
-    let done = OpenOptions::new().write(true).open(file).and_then(|mut file| {
+    let open = OpenOptions::new().write(true).create(true).truncate(false).open(file);
+    let done = open.and_then(|mut file| {
         file.write_all(text.as_bytes())?;
         // A device that cannot be written may still accept data into the page cache.
         file.sync_all()
     });
-    done.map_err(|e| named(&format!("write to {}", file.display()), e))
+    done.map_err(|e| named(&format!("write {}", file.display()), e))
 }
 
 /// Prints the first bytes of a file or device.
@@ -342,25 +219,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn invalid_arguments_of_watch_are_rejected() {
-        for words in
-            ["", "--size 1 --grown-size 2", "--size 1 writable:/v", "--size x writable:/v", "writeable:/v"]
-        {
-            assert!(Watch::parse(&words.split_whitespace().collect::<Vec<_>>()).is_err(), "{words:?}");
-        }
-    }
-
-    #[test]
-    fn a_caller_gets_the_whole_verdict() {
-        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let address = listener.local_addr().unwrap();
-        thread::spawn(move || serve(&listener, &Mutex::new("[INIT-PASSED]".into())));
-        for _ in 0..50 {
-            let mut stream = TcpStream::connect(address).unwrap();
-            stream.write_all(b"GET / HTTP/1.0\r\nHost: pod\r\n\r\n").unwrap();
-            let mut answer = String::new();
-            stream.read_to_string(&mut answer).unwrap();
-            assert!(answer.ends_with("\r\n\r\n[INIT-PASSED]"), "{answer:?}");
+    fn invalid_arguments_of_checks_are_rejected() {
+        for (size, flags, volumes) in [
+            ("1", "none", [].as_slice()),
+            ("x", "none", &["writable:/v"]),
+            ("1", "ro", &["writable:/v"]),
+            ("1", "none", &["writeable:/v"]),
+        ] {
+            assert!(check_all(None, size, flags, volumes).is_err(), "{size} {flags} {volumes:?}");
         }
     }
 

@@ -7,9 +7,9 @@ use nix::sys::statvfs::FsFlags;
 
 use crate::volume::{Checked, named};
 
-/// Parses a list such as `nosuid,noexec`.
+/// Parses a list such as `nosuid,noexec`, or `none`.
 pub(crate) fn parse(words: &str) -> Checked<FsFlags> {
-    words.split(',').filter(|word| !word.is_empty()).try_fold(FsFlags::empty(), |flags, word| {
+    words.split(',').filter(|word| *word != "none").try_fold(FsFlags::empty(), |flags, word| {
         let flag = flag(word).filter(|flag| *flag != FsFlags::ST_RDONLY);
         Ok(flags | flag.ok_or_else(|| format!("{word:?} is not one of nosuid, nodev, noexec"))?)
     })
@@ -47,7 +47,7 @@ mod tests {
     #[test]
     fn only_known_flags_are_parsed() {
         assert_eq!(parse("nosuid,noexec").unwrap(), FsFlags::ST_NOSUID | FsFlags::ST_NOEXEC);
-        assert_eq!(parse("").unwrap(), FsFlags::empty());
+        assert_eq!(parse("none").unwrap(), FsFlags::empty());
         assert!(parse("nosuid,ro").is_err());
         assert!(parse("noexec,relatime").is_err());
     }

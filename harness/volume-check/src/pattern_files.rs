@@ -5,7 +5,7 @@ use std::io::{Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 
 use crate::pattern::Pattern;
-use crate::volume::{Checked, Volume, named, parse_volume};
+use crate::volume::{Checked, Volume, named, parse_volume, parse_volumes};
 
 /// The size of the file in a Filesystem volume. A block volume is filled completely.
 const FILE_SIZE: u64 = 64 * 1024;
@@ -16,7 +16,7 @@ pub(crate) fn write_all(words: &[&str]) -> Checked {
         ["--unsynced", words @ ..] => (false, words),
         words => (true, words),
     };
-    for volume in volumes(words)? {
+    for volume in parse_volumes(words)? {
         let path = volume.path();
         write(&volume, synced).map_err(|reason| format!("{}: {reason}", path.display()))?;
     }
@@ -30,7 +30,7 @@ pub(crate) fn write_and_keep_open(words: &[&str]) -> Checked<Vec<File>> {
 
 /// Checks all volumes, and returns one error that names each volume with other data.
 pub(crate) fn verify_all(words: &[&str]) -> Checked {
-    let complaints: Vec<String> = volumes(words)?
+    let complaints: Vec<String> = parse_volumes(words)?
         .iter()
         .filter_map(|volume| {
             let reason = compare(volume).err()?;
@@ -38,13 +38,6 @@ pub(crate) fn verify_all(words: &[&str]) -> Checked {
         })
         .collect();
     if complaints.is_empty() { Ok(()) } else { Err(complaints.join("; ").into()) }
-}
-
-fn volumes(words: &[&str]) -> Checked<Vec<Volume>> {
-    if words.is_empty() {
-        return Err("no volume is given".into());
-    }
-    words.iter().map(|word| parse_volume(word)).collect()
 }
 
 fn write(volume: &Volume, synced: bool) -> Checked<File> {

@@ -58,7 +58,7 @@ async fn attack(env: &TestEnv<'_>) -> Result<()> {
 async fn start_with_secret(env: &TestEnv<'_>, name: &str) -> Result<()> {
     create_claim(env, name).await?;
     start(env, name, name, VolumeMode::Block).await?;
-    write(env, name, VolumeMode::Block, DEVICE, SECRET).await
+    write(env, name, DEVICE, SECRET).await
 }
 
 /// Returns what the attacker reads from its device. Both fail if the device is bound to no image.

@@ -58,7 +58,7 @@ async fn clone_claims(steps: &mut Steps<'_>, env: &TestEnv<'_>) -> StepResult {
             .step(&format!("{mode}: a pod writes to the original"), async {
                 create(env, &original, mode, None).await?;
                 start(env, &original, &original, mode).await?;
-                write(env, &original, mode, file, ORIGINAL).await
+                write(env, &original, file, ORIGINAL).await
             })
             .await?;
         steps
@@ -70,7 +70,7 @@ async fn clone_claims(steps: &mut Steps<'_>, env: &TestEnv<'_>) -> StepResult {
             .await?;
         steps
             .step(&format!("{mode}: what is written to the clone is its own"), async {
-                write(env, &clone, mode, file, CHANGED).await?;
+                write(env, &clone, file, CHANGED).await?;
                 check_text(env, &clone, file, CHANGED).await?;
                 check_text(env, &original, file, ORIGINAL).await
             })
@@ -132,7 +132,7 @@ async fn populate(steps: &mut Steps<'_>, env: &TestEnv<'_>) -> StepResult {
         let own = claims::with_selected_node(decimal(env, OF_THE_POPULATOR, mode)?, node);
         claims::create(env, &own).await?;
         start(env, OF_THE_POPULATOR, OF_THE_POPULATOR, mode).await?;
-        write(env, OF_THE_POPULATOR, mode, file, ORIGINAL).await?;
+        write(env, OF_THE_POPULATOR, file, ORIGINAL).await?;
         end(env, OF_THE_POPULATOR).await?;
         let volume = claims::volume_of(env, OF_THE_POPULATOR).await?;
         let change = json!({"spec": {"claimRef": {

@@ -42,7 +42,7 @@ async fn run(steps: &mut Steps<'_>, env: &TestEnv<'_>) -> StepResult {
                 let object = claim(&name, &env.driver.class_name(), SIZE, mode, "ReadWriteOnce")?;
                 claims::create(env, &object).await?;
                 start(env, &name, &name, mode).await?;
-                write(env, &name, mode, file, TEXT).await?;
+                write(env, &name, file, TEXT).await?;
                 Ok(claims::volume_of(env, &name).await?.name_any())
             })
             .await?;

@@ -129,7 +129,7 @@ pub(in crate::e2e) async fn replace(env: &TestEnv<'_>) -> Result<()> {
 }
 
 async fn check_running_pod(env: &TestEnv<'_>) -> Result<()> {
-    write(env, RUNNING, VolumeMode::Filesystem, FILE, TEXT).await?;
+    write(env, RUNNING, FILE, TEXT).await?;
     check_text(env, RUNNING, FILE, TEXT).await
 }
 

@@ -3,14 +3,13 @@
 
 use anyhow::{Context, Result};
 use testvm::steps::{StepResult, Steps};
-use testvm_cluster::exec::exec_ok;
 use testvm_cluster::waiting::{State, until_event, until_one};
 
 use crate::e2e::sabotages::on_node;
 use crate::e2e::story::{Run, Sabotage, Story, When};
 use crate::test_env::claims;
 use crate::test_env::environment::TestEnv;
-use crate::test_env::pods::{end, start};
+use crate::test_env::pods::{self, end, start};
 use crate::test_env::sizes::Size;
 use crate::test_env::workload::{VolumeMode, claim};
 
@@ -71,8 +70,5 @@ async fn met(env: &TestEnv<'_>) -> Result<()> {
 }
 
 async fn sees(env: &TestEnv<'_>, size: Size) -> Result<()> {
-    let shown = exec_ok(&env.pods(), CLAIM, &["/volume-check", "show", "/vol"]).await?;
-    let expected = format!("{} bytes", size.bytes());
-    anyhow::ensure!(shown.contains(&expected), "expected {expected} in {shown:?}");
-    Ok(())
+    pods::check_new(env, CLAIM, size, &["writable:/vol"]).await
 }

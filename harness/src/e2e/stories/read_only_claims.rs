@@ -69,12 +69,12 @@ async fn create_and_write(env: &TestEnv<'_>, claim_name: &str, mode: VolumeMode,
     claims::create(env, &claim).await?;
     let writer = format!("{claim_name}-writer");
     start(env, &writer, claim_name, mode).await?;
-    pods::write(env, &writer, mode, file, TEXT).await?;
+    pods::write(env, &writer, file, TEXT).await?;
     end(env, &writer).await
 }
 
 async fn check_write_refused(env: &TestEnv<'_>, pod: &str, file: &str) -> Result<()> {
-    let output = exec(&env.pods(), pod, &["/volume-check", "write-at", file, "overwritten"]).await?;
+    let output = exec(&env.pods(), pod, &["/volume-check", "write", file, "overwritten"]).await?;
     anyhow::ensure!(!output.succeeded, "a write was allowed on the read-only volume");
     let refused = WRITE_REFUSED.iter().any(|error| output.stderr.contains(error));
     anyhow::ensure!(refused, "the write failed, but not because the volume is read-only: {}", output.stderr);

@@ -81,7 +81,7 @@ async fn writes(env: &TestEnv<'_>) -> Result<()> {
     let map = exec_ok(&env.pods(), OWN, &["/volume-check", "read", "/proc/self/uid_map"]).await?;
     let map: Vec<&str> = map.split_whitespace().collect();
     anyhow::ensure!(map.first() == Some(&"0") && map != IDENTITY, "the pod's ids are mapped as {map:?}");
-    pods::write(env, OWN, VolumeMode::Filesystem, "/vol/file", "by root of the pod").await?;
+    pods::write(env, OWN, "/vol/file", "by root of the pod").await?;
     pods::check_text(env, OWN, "/vol/file", "by root of the pod").await
 }
 

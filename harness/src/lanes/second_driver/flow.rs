@@ -74,7 +74,7 @@ pub(super) async fn run(steps: &mut Steps<'_>, cluster: &Cluster, manifests: &Ma
 
     let (size, volume) = (SIZE.bytes().to_string(), format!("writable:{MOUNT}"));
     let (size, volume) = (size.as_str(), volume.as_str());
-    let check_new = ["/volume-check", "check-new", "--size", size, "--grown-size", size, volume];
+    let check_new = ["/volume-check", "check-new", size, "none", volume];
     let check = exec(&pods, WRITER, &check_new);
     steps
         .judged("the volume has the size of the claim", check, |output| judge(output, "total bytes"))

@@ -13,7 +13,6 @@ use tokio::time::{Instant, sleep};
 use super::tenants::{GROWN, HOSTILE, OTHER, TOOL_DEADLINE, Tenants};
 use crate::e2e::stories::install;
 use crate::test_env::environment::TestEnv;
-use crate::test_env::workload::VolumeMode;
 use crate::test_env::{claims, pods};
 
 /// Prints the process of the kubelet.
@@ -30,7 +29,7 @@ pub(super) async fn run(steps: &mut Steps<'_>, tenants: &Tenants<'_>) -> StepRes
     let stayed = async {
         same(&before.0, &pod(env, HOSTILE).await?)?;
         same(&before.1, &pod(other, OTHER).await?)?;
-        pods::write(env, HOSTILE, VolumeMode::Filesystem, "/vol/after", "the restart").await?;
+        pods::write(env, HOSTILE, "/vol/after", "the restart").await?;
         pods::check_text(env, HOSTILE, "/vol/after", "the restart").await?;
         tenants.check_other_data().await
     };

@@ -80,7 +80,7 @@ async fn write_load(env: &TestEnv<'_>, pod: &str, mode: VolumeMode, is_taken: &C
     while !is_taken.get() {
         round += 1;
         match mode {
-            VolumeMode::Filesystem => write(env, pod, mode, LOAD, &round.to_string()).await?,
+            VolumeMode::Filesystem => write(env, pod, LOAD, &round.to_string()).await?,
             VolumeMode::Block => check_new(env, pod, SIZE, &volume(mode)).await?,
         }
     }
@@ -93,7 +93,7 @@ async fn changed(env: &TestEnv<'_>, source: &str, mode: VolumeMode) -> Result<()
         VolumeMode::Filesystem => "/vol/kept",
         VolumeMode::Block => "/vol",
     };
-    write(env, source, mode, file, "of the source").await
+    write(env, source, file, "of the source").await
 }
 
 /// Creates a claim from a snapshot, and checks its volume in a pod.
