@@ -11,7 +11,7 @@ use testvm_cluster::leak_check::Entries;
 use testvm_cluster::mount_table::{Mounted, mounts};
 use testvm_guest::control::ExecOutput;
 
-use super::projects::is_of_kubelet;
+use super::projects::{self, Record, is_of_kubelet};
 use crate::nodes::{DATA_DIR, KUBELET_DATA_DIR};
 
 /// Number of walks of the data directory after which a deletion that goes on is an error.
@@ -20,8 +20,7 @@ const MAX_WALKS: u32 = 20;
 /// The timeout of each tool on a busy emulated processor.
 const TOOL_DEADLINE: Duration = Duration::from_secs(60);
 
-/// The programs that inspect a node, which it may not have itself.
-const XFS_QUOTA: &str = "/usr/sbin/xfs_quota";
+/// losetup of util-linux, which a node may not have itself.
 const LOSETUP: &str = "/usr/sbin/losetup";
 
 /// One snapshot of a node. Each entry is a sentence that names the object. It omits values that a reboot may
@@ -36,21 +35,15 @@ pub(crate) struct Inventory {
 impl Inventory {
     pub(crate) async fn take(node: &Node) -> Result<Inventory> {
         let files = walk(node).await?;
-        let report = "report -p -n -b -i";
-        let quotas =
-            output(node, &[&node.inspection_program(XFS_QUOTA), "-x", "-c", report, DATA_DIR]).await?;
-        let columns = "BACK-MAJ:MIN,BACK-INO,BACK-FILE";
-        let loops = output(
-            node,
-            &[&node.inspection_program(LOSETUP), "--list", "--noheadings", "--raw", "--output", columns],
-        )
-        .await?;
+        let records = projects::records(node).await?;
+        let (losetup, columns) = (node.inspection_program(LOSETUP), "BACK-MAJ:MIN,BACK-INO,BACK-FILE");
+        let list = [&losetup, "--list", "--noheadings", "--raw", "--output", columns];
+        let loops = node.output(&list, TOOL_DEADLINE).await?;
         let mounts = mounts(node).await?;
         let files = Files::parse(still_there(&files)?)?;
-        let quotas = parse_quotas(&quotas)?;
         let loops = parse_loops(&loops, &files)?;
         let devices = loops.iter().map(|(image, _)| format!("loop device attached to {image}"));
-        let all = files.entries().chain(quotas).chain(devices).chain(csi_mounts(&mounts));
+        let all = files.entries().chain(quotas(&records)).chain(devices).chain(csi_mounts(&mounts));
         let entries = all.collect();
         let ours = loops.into_iter().filter_map(|(image, ours)| ours.then_some(image));
         Ok(Inventory { entries, attached: ours.collect() })
@@ -100,10 +93,6 @@ fn is_ended_by_deletion(found: &ExecOutput) -> bool {
     found.code == 1 && found.stderr.lines().any(|line| line == message)
 }
 
-async fn output(node: &Node, argv: &[&str]) -> Result<String> {
-    node.output(argv, TOOL_DEADLINE).await
-}
-
 /// Returns the entries that `find` printed. An entry that is deleted during the walk is not an error. `find`
 /// still fails for a directory that is deleted before it is opened, even with `-ignore_readdir_race`.
 fn still_there(found: &ExecOutput) -> Result<&str> {
@@ -151,65 +140,13 @@ impl Files {
     }
 }
 
-/// The columns of `xfs_quota report` that [`parse_quotas`] reads, as its header names them for blocks and for inodes.
-const QUOTA_COLUMNS: [&str; 10] =
-    ["Project", "ID", "Used", "Soft", "Hard", "Warn/Grace", "Used", "Soft", "Hard", "Warn/Grace"];
-
-/// Parses the report of `xfs_quota`: a header, and a row `#ID USED SOFT HARD WARN [GRACE] USED SOFT HARD WARN [GRACE]` for each
-/// project. Leaves out the ids of the kubelet, and id 0, which has all files without a project id.
-///
-/// A header or row that cannot be understood is an error, because a quota that is overlooked would not count as leaked.
-fn parse_quotas(text: &str) -> Result<Vec<String>> {
-    let mut lines = text.lines();
-    lines
-        .find(|line| is_quota_header(line))
-        .with_context(|| format!("xfs_quota printed no header {}: {text:?}", QUOTA_COLUMNS.join(" ")))?;
-    let ruler = |line: &&str| !line.trim_matches([' ', '-']).is_empty();
-    let row = |line: &str| quota_row(line).with_context(|| format!("xfs_quota printed the row {line:?}"));
-    let rows = lines.filter(ruler).map(row).collect::<Result<Vec<_>>>()?;
-    anyhow::ensure!(rows.iter().any(|row| row.id == 0), "xfs_quota printed no row of project 0: {text:?}");
-    Ok(rows.iter().filter(|row| row.id != 0 && !is_of_kubelet(row.id)).filter_map(QuotaRow::entry).collect())
-}
-
-fn is_quota_header(line: &str) -> bool {
-    // xfs_quota prints "Warn/ Grace" above the second column.
-    line.replace("/ ", "/").split_whitespace().eq(QUOTA_COLUMNS)
-}
-
-/// A row of `xfs_quota report`, in blocks of 1 KiB.
-#[derive(Debug)]
-struct QuotaRow {
-    id: u32,
-    used: u64,
-    hard: u64,
-}
-
-impl QuotaRow {
-    /// Returns the entry of a project that has a limit or a use.
-    fn entry(&self) -> Option<String> {
-        match *self {
-            QuotaRow { used: 0, hard: 0, .. } => None,
-            QuotaRow { id, used, hard: 0 } => {
-                Some(format!("project id {id} without a limit and with {used} blocks used"))
-            }
-            QuotaRow { id, hard, .. } => Some(format!("project id {id} with a limit of {hard} blocks")),
-        }
-    }
-}
-
-fn quota_row(line: &str) -> Option<QuotaRow> {
-    let mut id_and_numbers = Vec::new();
-    // A grace period can contain spaces, such as `[6 days]`.
-    for part in line.split('[') {
-        let numbers = part.rsplit_once(']').map_or(part, |(_, after)| after);
-        id_and_numbers.extend(numbers.split_whitespace());
-    }
-    let [id, numbers @ ..] = id_and_numbers.as_slice() else { return None };
-    let numbers = numbers.iter().map(|number| number.parse().ok()).collect::<Option<Vec<u64>>>()?;
-    let [used, _soft, hard, _warn, _inodes_used, _inodes_soft, _inodes_hard, _inodes_warn] = *numbers else {
-        return None;
-    };
-    Some(QuotaRow { id: id.strip_prefix('#')?.parse().ok()?, used, hard })
+/// Returns an entry for each project that has a limit or a use, except those of the kubelet.
+fn quotas(records: &BTreeMap<u32, Record>) -> impl Iterator<Item = String> {
+    records.iter().filter(|(id, _)| !is_of_kubelet(**id)).filter_map(|(id, record)| match record.limit {
+        Some(limit) => Some(format!("project id {id} with a limit of {limit} bytes")),
+        None if record.bytes == 0 => None,
+        None => Some(format!("project id {id} without a limit and with {} bytes used", record.bytes)),
+    })
 }
 
 /// Parses rows of `MAJOR:MINOR INODE PATH`. Returns the file that each device is attached to, and whether
@@ -261,6 +198,7 @@ mod tests {
     use rstest::rstest;
     use testvm_cluster::mount_table;
 
+    use super::super::projects::FIRST_OF_KUBELET;
     use super::*;
 
     fn all(entries: impl Iterator<Item = String>) -> Vec<String> {
@@ -331,43 +269,22 @@ mod tests {
         assert_eq!(is_ended_by_deletion(&ended_with(code, stderr)), repeated);
     }
 
-    /// The output of xfs_quota of xfsprogs 6.13.
-    const REPORT: &str = "Project quota on /var/lib/loopfs/data (/dev/vdb)
-                               Blocks                                          Inodes                     
-Project ID       Used       Soft       Hard    Warn/Grace           Used       Soft       Hard    Warn/ Grace     
----------- -------------------------------------------------- -------------------------------------------------- 
-#0                  0          0          0     00 [--------]          7          0          0     00 [--------]
-#1275068416          0          0       1024     00 [--------]          2          0        512     00 [--------]
-#1275068417          4          0          0     00 [6 days]          2          0          0     00 [--------]
-#1275068418          0          0          0     00 [--------]          0          0          0     00 [--------]
-#1048577          8          0       1024     00 [--------]          2          0          0     00 [--------]
-
-";
-
     #[test]
     fn quota_with_limit_or_use_counts() {
+        let record = |bytes, limit| Record { bytes, inodes: 2, limit };
+        let records = BTreeMap::from([
+            (1_275_068_416, record(0, Some(1 << 20))),
+            (1_275_068_417, record(4096, None)),
+            (1_275_068_418, record(0, None)),
+            (FIRST_OF_KUBELET, record(8192, Some(1 << 20))),
+        ]);
         assert_eq!(
-            parse_quotas(REPORT).unwrap(),
+            all(quotas(&records)),
             [
-                "project id 1275068416 with a limit of 1024 blocks",
-                "project id 1275068417 without a limit and with 4 blocks used",
+                "project id 1275068416 with a limit of 1048576 bytes",
+                "project id 1275068417 without a limit and with 4096 bytes used",
             ]
         );
-    }
-
-    #[rstest]
-    #[case::no_output(REPORT, "", "no header")]
-    #[case::another_column("Used       Soft       Hard", "Used       Hard       Soft", "no header")]
-    #[case::no_row_of_id_0("#0 ", "#1 ", "no row of project 0")]
-    #[case::a_name("#1275068417 ", "volume ", "row \"volume ")]
-    #[case::no_number("#1275068417          4", "#1275068417          4K", "row \"#1275068417 ")]
-    #[case::a_missing_column("#1275068417          4", "#1275068417", "row \"#1275068417 ")]
-    #[case::an_error_in_between("\n#1275068417 ", "\nxfs_quota: cannot\n#1275068417 ", "row \"xfs_quota: ")]
-    fn malformed_quota_report_is_quoted(#[case] from: &str, #[case] to: &str, #[case] words: &str) {
-        let report = REPORT.replacen(from, to, 1);
-        assert_ne!(report, REPORT);
-        let error = parse_quotas(&report).unwrap_err().to_string();
-        assert!(error.contains(words), "{error}");
     }
 
     #[test]

@@ -47,8 +47,7 @@ impl Projects {
     pub(crate) async fn read(node: &Node) -> Result<Projects> {
         // Delayed allocation is charged when it is written, and the frees of deleted files are deferred.
         node.output(&["sync", "--file-system", DATA_DIR], TOOL_DEADLINE).await?;
-        let tool = format!("{TOOLS_DIR}/{LOOPFS_TOOL}");
-        let records = node.output(&[&tool, "--json", "quota", "list", DATA_DIR], TOOL_DEADLINE).await?;
+        let records = records(node).await?;
         // A published volume is on the same file system, so `-xdev` does not leave it out.
         let find = format!(
             "find {DATA_DIR} {KUBELET_ROOT} -xdev -ignore_readdir_race -path '*/kubernetes.io~csi/*/mount' -prune -o \
@@ -56,11 +55,7 @@ impl Projects {
         );
         let directories = node.output(&["sh", "-c", &find], TOOL_DEADLINE).await?;
         let listed = node.output(&["cat", LIST_OF_KUBELET], TOOL_DEADLINE).await?;
-        Ok(Projects {
-            records: parse_records(&records)?,
-            directories: parse_directories(&directories)?,
-            listed: parse_list(&listed)?,
-        })
+        Ok(Projects { records, directories: parse_directories(&directories)?, listed: parse_list(&listed)? })
     }
 
     /// Returns the quota record of an id.
@@ -126,9 +121,17 @@ impl Projects {
     }
 }
 
+/// Returns the quota records of the projects on the data disk that have a limit or a use.
+pub(crate) async fn records(node: &Node) -> Result<BTreeMap<u32, Record>> {
+    let tool = format!("{TOOLS_DIR}/{LOOPFS_TOOL}");
+    parse_records(&node.output(&[&tool, "--json", "quota", "list", DATA_DIR], TOOL_DEADLINE).await?)
+}
+
+/// Parses the list of the tool. Where limits are not enforced, it would miss projects.
 fn parse_records(text: &str) -> Result<BTreeMap<u32, Record>> {
     #[derive(Deserialize)]
     struct Listing {
+        enforced: bool,
         projects: Vec<Project>,
     }
     #[derive(Deserialize)]
@@ -143,6 +146,7 @@ fn parse_records(text: &str) -> Result<BTreeMap<u32, Record>> {
         hard: Option<u64>,
     }
     let listing: Listing = serde_json::from_str(text).context("read the list of projects")?;
+    anyhow::ensure!(listing.enforced, "limits of projects are not enforced: {text}");
     let record = |project: Project| {
         let Project { id, bytes, inodes } = project;
         (id, Record { bytes: bytes.used, inodes: inodes.used, limit: bytes.hard })
@@ -199,6 +203,7 @@ mod tests {
             "inodes": {"used": 2, "hard": null}}]}"#;
         let expected = Record { bytes: 4096, inodes: 2, limit: Some(8192) };
         assert_eq!(parse_records(json).unwrap(), [(7, expected)].into());
+        assert!(parse_records(r#"{"enforced": false, "projects": []}"#).is_err());
         let rows = "1048577 ---------------P------ /a b\n    0 ---------------------- /c\n";
         assert_eq!(parse_directories(rows).unwrap(), [("/a b".to_owned(), 1_048_577)].into());
         assert_eq!(parse_list("1048577:/a:b\n").unwrap(), [("/a:b".to_owned(), 1_048_577)].into());

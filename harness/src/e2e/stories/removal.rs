@@ -39,7 +39,7 @@ pub(in crate::e2e) const STORY: Story = Story {
             expected: &[
                 "leaked",
                 "loop device attached to",
-                "project id 4242 with a limit of 1024 blocks",
+                "project id 4242 with a limit of 1048576 bytes",
                 "mount of /leaked at",
                 "/leaked/file",
             ],
