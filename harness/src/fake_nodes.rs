@@ -22,7 +22,7 @@ use testvm::session::Session;
 use testvm_cluster::api_error::api_error;
 use testvm_cluster::waiting::{State, until};
 use testvm_cluster::workload::node_of;
-use testvm_cluster::{ClusterProfile, ClusterSpec, ControlPlane, Durability, KubernetesSource, objects};
+use testvm_cluster::{ClusterProfile, ClusterSpec, ControlPlane, Durability, KubernetesMinor, objects};
 
 use crate::test_env::manifests::{self, Manifests};
 
@@ -103,7 +103,7 @@ pub(crate) async fn with_live_tests<T>(
     session: &Session,
     program: &Path,
     profile: ClusterProfile,
-    kubernetes: &KubernetesSource,
+    kubernetes: KubernetesMinor,
     logs: &Path,
     run: impl AsyncFnOnce(&LiveTests, &ControlPlane) -> Result<T>,
 ) -> Result<T> {
@@ -128,7 +128,7 @@ pub(crate) async fn with_driver<T>(
     session: &Session,
     nodes: &[String],
     profile: ClusterProfile,
-    kubernetes: &KubernetesSource,
+    kubernetes: KubernetesMinor,
     logs: &Path,
     run: impl AsyncFnOnce(&ControlPlane, &Path) -> Result<T>,
 ) -> Result<T> {

@@ -6,7 +6,7 @@ use testvm::images::kind::Description;
 use testvm::packages;
 use testvm::session::Session;
 use testvm_cluster::conformance::Suite;
-use testvm_cluster::{ClusterProfile, KubernetesSource, gvisor};
+use testvm_cluster::{ClusterProfile, KubernetesMinor, gvisor};
 
 use crate::helm::Helm;
 use crate::{lanes, nodes};
@@ -37,8 +37,8 @@ pub async fn fetch(session: &Session, args: &FetchArgs) -> Result<()> {
     lanes::fetch(session).await?;
     Helm::build(session).await?;
     gvisor::programs(session).await?;
-    let kubernetes = KubernetesSource::default();
-    let suite = Suite::build(session, kubernetes.minor).await?;
+    let kubernetes = KubernetesMinor::default();
+    let suite = Suite::build(session, kubernetes).await?;
     // The nodes of this lane have all images of the others, and more.
-    nodes::conformance_parts(session, &kubernetes, &suite, ClusterProfile::Default).await.map(drop)
+    nodes::conformance_parts(session, kubernetes, &suite, ClusterProfile::Default).await.map(drop)
 }

@@ -19,7 +19,6 @@ const HELM: GoModule = GoModule {
         value: |version| version.to_string(),
     }],
     renamed: &[],
-    without_go: None,
     overlay: None,
 };
 

@@ -1,16 +1,13 @@
 //! The options of commands that start a cluster: its release of Kubernetes, and the kernel, kubelet and losetup of its nodes.
 
 use std::ffi::OsString;
-use std::path::PathBuf;
 
 use anyhow::{Context, Result};
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use testvm::images::node::RootImage;
-use testvm_cluster::{
-    ContainerRuntime, KIND_MINOR, Kubelet, KubeletRoot, KubernetesMinor, KubernetesSource, NodeVariant,
-};
+use testvm_cluster::{ContainerRuntime, KIND_MINOR, Kubelet, KubeletRoot, KubernetesMinor, NodeVariant};
 
-/// The programs of Kubernetes of a cluster of the harness's own.
+/// The release of Kubernetes of a cluster of the harness's own.
 #[derive(Clone, Debug, Default, clap::Args)]
 #[command(next_help_heading = "Kubernetes")]
 pub(crate) struct KubernetesOptions {
@@ -18,38 +15,27 @@ pub(crate) struct KubernetesOptions {
     /// the only release of a cluster of kind.
     #[arg(long, value_name = "MINOR", value_parser = minor_parser())]
     kubernetes: Option<KubernetesMinor>,
-
-    /// Take Kubernetes programs from this directory if they are there, instead of building them.
-    #[arg(long, value_name = "DIR")]
-    kubernetes_bin: Option<PathBuf>,
 }
 
 impl KubernetesOptions {
     /// Returns the options that select a minor release.
     pub(crate) fn of_minor(minor: KubernetesMinor) -> KubernetesOptions {
-        KubernetesOptions { kubernetes: Some(minor), kubernetes_bin: None }
+        KubernetesOptions { kubernetes: Some(minor) }
     }
 
-    /// Returns the source of the programs.
-    pub(crate) fn source(&self) -> KubernetesSource {
-        self.source_of(KubernetesMinor::default())
+    /// Returns the selected release, or the newest.
+    pub(crate) fn minor(&self) -> KubernetesMinor {
+        self.kubernetes.unwrap_or_default()
     }
 
-    /// Returns the source of the programs for a cluster of kind.
-    pub(crate) fn source_for_kind(&self) -> KubernetesSource {
-        self.source_of(KIND_MINOR)
+    /// Returns the selected release, or that of clusters of kind.
+    pub(crate) fn minor_for_kind(&self) -> KubernetesMinor {
+        self.kubernetes.unwrap_or(KIND_MINOR)
     }
 
-    fn source_of(&self, default: KubernetesMinor) -> KubernetesSource {
-        KubernetesSource { minor: self.kubernetes.unwrap_or(default), directory: self.kubernetes_bin.clone() }
-    }
-
-    /// Returns the words of the command line that select the same programs.
+    /// Returns the words of the command line that select the same release.
     pub(crate) fn words(&self) -> Vec<OsString> {
-        let minor = self.kubernetes.into_iter();
-        let minor = minor.flat_map(|minor| ["--kubernetes".into(), minor.name().into()]);
-        let directory = self.kubernetes_bin.iter();
-        minor.chain(directory.flat_map(|path| ["--kubernetes-bin".into(), path.into()])).collect()
+        self.kubernetes.iter().flat_map(|minor| ["--kubernetes".into(), minor.name().into()]).collect()
     }
 }
 

@@ -8,7 +8,7 @@ use testvm::images::shell;
 use testvm::session::Session;
 use testvm_cluster::conformance::Suite;
 use testvm_cluster::{
-    ClusterProfile, ContainerImage, ContainerRuntime, DataMount, KubernetesSource, Link, NodePlan,
+    ClusterProfile, ContainerImage, ContainerRuntime, DataMount, KubernetesMinor, Link, NodePlan,
     NodeService, NodeVariant, Parts, TOOLS_DIR, log_file, snapshotter,
 };
 
@@ -58,7 +58,7 @@ pub(crate) struct Additions {
 /// A part cannot be fetched or built, or the options contradict each other.
 pub(crate) async fn parts(
     session: &Session,
-    kubernetes: &KubernetesSource,
+    kubernetes: KubernetesMinor,
     options: &NodeOptions,
     profile: ClusterProfile,
     Additions { tools, images }: Additions,
@@ -79,7 +79,7 @@ pub(crate) async fn parts(
 /// A part cannot be fetched or built.
 pub(crate) async fn conformance_parts(
     session: &Session,
-    kubernetes: &KubernetesSource,
+    kubernetes: KubernetesMinor,
     suite: &Suite,
     profile: ClusterProfile,
 ) -> Result<Parts> {

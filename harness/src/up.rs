@@ -2,7 +2,7 @@
 
 use anyhow::Result;
 use testvm::session::Session;
-use testvm_cluster::background::{self, Record};
+use testvm_cluster::background::{self, Owner};
 use testvm_cluster::{Cluster, ClusterProfile, ClusterSpec, Durability, walkthrough};
 
 use crate::e2e;
@@ -27,12 +27,10 @@ pub async fn up(session: &Session, args: UpArgs) -> Result<()> {
     if background::is_background(session) {
         return serve(session, args).await;
     }
-    if let Some(record) = Record::read(&session.workspace)?.filter(Record::is_alive) {
+    if let Some(owner) = Owner::running(session)? {
         session.progress.finish();
-        println!(
-            "a cluster is up already\n{}",
-            walkthrough(session.project, &record.kubeconfig, &record.kubectl)
-        );
+        let usage = walkthrough(session.project, &owner.kubeconfig, &owner.kubectl);
+        println!("a cluster is up already\n{usage}");
         return Ok(());
     }
     args.nodes.check()?;
@@ -47,19 +45,14 @@ pub async fn up(session: &Session, args: UpArgs) -> Result<()> {
 /// # Errors
 /// The cluster cannot be stopped.
 pub async fn down(session: &Session) -> Result<()> {
-    let record = Record::read(&session.workspace)?;
-    let Some(record) = record.as_ref().filter(|record| record.is_alive()) else {
+    let Some(owner) = Owner::running(session)? else {
         // A cluster that is not up yet has no record, and its directory is locked.
-        let _lock = background::claim(session)?;
-        if record.is_some() {
-            // The owner's processes have ended with it.
-            Record::forget(&session.workspace)?;
-        }
-        println!("{}", if record.is_some() { "the cluster was gone already" } else { "no cluster is up" });
+        drop(background::claim(session)?);
+        println!("no cluster is up");
         return Ok(());
     };
     let step = session.progress.step("stop the cluster");
-    record.stop(&session.workspace).await?;
+    owner.stop(session).await?;
     step.done("");
     Ok(())
 }
@@ -71,9 +64,9 @@ async fn serve(session: &Session, args: UpArgs) -> Result<()> {
     let logs = dir.join("logs");
     let spec = ClusterSpec { dir, logs, durability: Durability::Sync, profile: ClusterProfile::Default };
     let started = async {
-        let kubernetes = args.kubernetes.source();
+        let kubernetes = args.kubernetes.minor();
         let additions = Additions::default();
-        let parts = nodes::parts(session, &kubernetes, &args.nodes, spec.profile, additions).await?;
+        let parts = nodes::parts(session, kubernetes, &args.nodes, spec.profile, additions).await?;
         let cluster = Cluster::start(session, spec, parts).await?;
         node_debug::grant(session, cluster.client()).await?;
         let step = session.progress.step("install the driver");

@@ -3,14 +3,14 @@
 //! Every process of a cluster dies with its owner, so the owner must keep running. The command therefore runs
 //! itself again in a session of its own. Both processes show progress on the same terminal, and the command
 //! ends when the background process hands over a result. `down` later requests that the background process
-//! stops, after it has checked that the recorded process still has this process id.
+//! stops.
 //!
 //! The background process locks the cluster's directory before it writes there. Another command that would start a
 //! cluster in the same target directory fails with the process id and the checkout of the holder.
 
 use std::ffi::OsString;
 use std::fs::{self, File, OpenOptions};
-use std::io::{BufRead, BufReader, Write};
+use std::io::{BufRead, BufReader, ErrorKind, Write};
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
@@ -24,6 +24,7 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use testvm::session::{Session, Workspace};
 
+use super::files::remove;
 use super::running::Cluster;
 
 /// The variable of the project that is set in the background process; only its presence counts.
@@ -40,19 +41,21 @@ pub fn is_background(session: &Session) -> bool {
     std::env::var_os(session.project.variable(MARK)).is_some()
 }
 
-/// Locks the directory of the background cluster for this process.
+/// Locks the directory of the background cluster for this process. A record there is of a process that has ended, so it is removed.
 ///
 /// # Errors
 /// Another process has a cluster there, or starts or stops one.
 pub fn claim(session: &Session) -> Result<Flock<File>> {
     let command = session.project.command;
-    session.try_exclusive(LOCK)?.map_err(|holder| {
+    let lock = session.try_exclusive(LOCK)?.map_err(|holder| {
         anyhow::anyhow!(
             "use {}: {holder} has a cluster there or is starting or stopping it; `{command} down` stops it once it is up, \
              and Ctrl-C before",
             directory(&session.workspace).display()
         )
-    })
+    })?;
+    remove(&path(&session.workspace))?;
+    Ok(lock)
 }
 
 /// Runs this program again in the background, with these arguments, and returns the result that it hands
@@ -99,13 +102,14 @@ where
 /// Sends the result to the waiting command, and redirects the output of this process from the terminal to a
 /// log. From then on this process alone owns the cluster. Without a cluster, the process is about to end.
 pub fn hand_over<T: Serialize>(workspace: &Workspace, cluster: Option<&Cluster>, result: &T) -> Result<()> {
-    if let Some(cluster) = cluster {
-        Record::of_this_process(cluster.kubeconfig(), cluster.kubectl().to_owned())?.write(workspace)?;
-    }
-    let line = serde_json::to_string(result)?;
     let dir = directory(workspace);
     fs::create_dir_all(&dir).with_context(|| format!("create {}", dir.display()))?;
-    let log = directory(workspace).join("background.log");
+    if let Some(cluster) = cluster {
+        let (pid, kubectl) = (nix::unistd::getpid().as_raw(), cluster.kubectl().to_owned());
+        Owner { pid, kubeconfig: cluster.kubeconfig(), kubectl }.record(workspace)?;
+    }
+    let line = serde_json::to_string(result)?;
+    let log = dir.join("background.log");
     let log = OpenOptions::new()
         .create(true)
         .append(true)
@@ -123,80 +127,59 @@ pub fn directory(workspace: &Workspace) -> PathBuf {
     workspace.target().join("cluster")
 }
 
-/// The owner of the background cluster. The process id alone is not enough, because the kernel may have
-/// reused it.
+/// The owner of the background cluster. It holds the lock of the directory until it ends, so its process id is not reused before.
 #[derive(Debug, Deserialize, Serialize)]
-pub struct Record {
+pub struct Owner {
     pid: i32,
-    /// The owner's start time, in clock ticks since boot.
-    started: u64,
     /// The administrator's kubeconfig.
     pub kubeconfig: PathBuf,
     /// A kubectl of the cluster's version.
     pub kubectl: PathBuf,
 }
 
-impl Record {
-    fn of_this_process(kubeconfig: PathBuf, kubectl: PathBuf) -> Result<Record> {
-        let pid = nix::unistd::getpid().as_raw();
-        let started = start_time(pid).context("read this process's start time")?;
-        Ok(Record { pid, started, kubeconfig, kubectl })
-    }
-
-    /// Returns the record, or `None` if there is no background cluster.
-    pub fn read(workspace: &Workspace) -> Result<Option<Record>> {
-        let path = path(workspace);
+impl Owner {
+    /// Returns the owner of the cluster that is up, or `None` if there is none.
+    ///
+    /// # Errors
+    /// Its record cannot be read.
+    pub fn running(session: &Session) -> Result<Option<Owner>> {
+        if session.try_exclusive(LOCK)?.is_ok() {
+            return Ok(None);
+        }
+        let path = path(&session.workspace);
         match fs::read(&path) {
             Ok(bytes) => {
                 serde_json::from_slice(&bytes).map(Some).with_context(|| format!("parse {}", path.display()))
             }
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
+            Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
             Err(error) => Err(error).with_context(|| format!("read {}", path.display())),
         }
     }
 
-    fn write(&self, workspace: &Workspace) -> Result<()> {
+    fn record(&self, workspace: &Workspace) -> Result<()> {
         let path = path(workspace);
-        let dir = directory(workspace);
-        fs::create_dir_all(&dir).with_context(|| format!("create {}", dir.display()))?;
         let beside = path.with_extension("new");
-        File::create(&beside)
-            .and_then(|mut file| file.write_all(&serde_json::to_vec_pretty(self)?))
+        fs::write(&beside, serde_json::to_vec_pretty(self)?)
             .and_then(|()| fs::rename(&beside, &path))
             .with_context(|| format!("write {}", path.display()))
     }
 
-    /// Returns `true` if the owner still runs.
-    pub fn is_alive(&self) -> bool {
-        start_time(self.pid) == Some(self.started)
-    }
-
     /// Requests that the owner stops the cluster, and waits for its end. Kills the owner if it exceeds the
     /// deadline.
-    pub async fn stop(&self, workspace: &Workspace) -> Result<()> {
+    ///
+    /// # Errors
+    /// The owner cannot be signalled, or the lock cannot be read.
+    pub async fn stop(&self, session: &Session) -> Result<()> {
         let asked = Instant::now();
         self.signal(Signal::SIGTERM)?;
-        while self.is_alive() {
+        while session.try_exclusive(LOCK)?.is_err() {
             if asked.elapsed() > STOP_DEADLINE {
                 // The kernel kills the owner's processes with it.
                 self.signal(Signal::SIGKILL)?;
             }
             tokio::time::sleep(EXIT_POLL_INTERVAL).await;
         }
-        Record::forget(workspace)
-    }
-
-    /// Removes the record.
-    ///
-    /// # Errors
-    /// The file cannot be removed.
-    pub fn forget(workspace: &Workspace) -> Result<()> {
-        let path = path(workspace);
-        match fs::remove_file(&path) {
-            // Another `down` removed it.
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(()),
-            removed => removed.with_context(|| format!("remove {}", path.display())),
-        }
+        remove(&path(&session.workspace))
     }
 
     fn signal(&self, signal: Signal) -> Result<()> {
@@ -209,42 +192,4 @@ impl Record {
 
 fn path(workspace: &Workspace) -> PathBuf {
     directory(workspace).join("owner.json")
-}
-
-/// Returns the start time of a process, or `None` if there is no process with this id, or only a zombie.
-fn start_time(pid: i32) -> Option<u64> {
-    parse_start_time(&fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)
-}
-
-/// Parses field 22 of `/proc/PID/stat`. The process name is in parentheses and may itself contain spaces and
-/// parentheses.
-fn parse_start_time(stat: &str) -> Option<u64> {
-    let (_, after_name) = stat.rsplit_once(')')?;
-    let mut fields = after_name.split_whitespace();
-    // A zombie has ended; its parent has not waited for it yet.
-    if matches!(fields.next()?, "Z" | "X") {
-        return None;
-    }
-    fields.nth(18)?.parse().ok()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// A zombie has no start time.
-    #[test]
-    fn start_time_is_parsed_despite_parentheses() {
-        let stat = "7 (a) b (c)) S 1 7 7 0 -1 4194560 1 2 3 4 5 6 7 8 20 0 1 0 4242 10 11 0";
-        assert_eq!(parse_start_time(stat), Some(4242));
-        assert_eq!(parse_start_time(&stat.replace(") S", ") Z")), None);
-    }
-
-    #[test]
-    fn record_with_other_start_is_dead() {
-        let mut record = Record::of_this_process("kubeconfig".into(), "kubectl".into()).unwrap();
-        assert!(record.is_alive());
-        record.started += 1;
-        assert!(!record.is_alive());
-    }
 }

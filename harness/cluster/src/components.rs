@@ -1,10 +1,10 @@
 //! The command lines of the control plane's components, without options that repeat a default.
 
 use std::ffi::OsString;
-use std::net::SocketAddr;
+use std::net::SocketAddrV4;
 use std::path::Path;
 
-use super::layout::Layout;
+use super::layout::{ClusterProfile, Durability, Layout};
 
 /// The name of etcd's unix socket for clients, relative to its working directory. etcd requires the form
 /// `host:port` even for a socket, and the file it creates has exactly that name. Without a TCP port, only
@@ -20,50 +20,6 @@ pub(crate) const API_SERVICE_ADDRESS: &str = "10.96.0.1";
 /// The address of the host's loopback inside a guest on QEMU's user network. With it, pods find the API
 /// server through the `kubernetes` service, as in any cluster.
 pub(crate) const HOST_SEEN_FROM_GUEST: &str = "10.0.2.2";
-
-/// The durability of etcd's writes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Durability {
-    /// etcd acknowledges a write after it has reached the disk.
-    Sync,
-    /// etcd leaves writes in the page cache. For clusters that need not survive a power cut of the machine.
-    Unsafe,
-}
-
-/// The use of a control plane, which decides some of its options.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ClusterProfile {
-    /// Tests and interactive use: the defaults of Kubernetes.
-    Default,
-    /// Benchmarks of provisioners. The API server logs every request in the audit log. kube-controller-manager,
-    /// which binds the volumes, has no rate limit: its default of 20 requests a second would limit the
-    /// measurement.
-    Benchmark,
-    /// The end-to-end tests of Kubernetes: the defaults of Kubernetes, and room for the volumes of several tests, some of
-    /// which expand theirs by 1 GiB.
-    Conformance,
-}
-
-impl ClusterProfile {
-    /// Returns the memory of a node: enough for a kubelet, containerd, some pods, and the kernel's caches of
-    /// very many files.
-    pub(super) fn memory_mib(self) -> u32 {
-        match self {
-            ClusterProfile::Default => 2048,
-            ClusterProfile::Benchmark | ClusterProfile::Conformance => 4096,
-        }
-    }
-
-    /// Returns the size of the data disk, which is sparse on the host. Inodes of empty files take
-    /// at most a quarter of it.
-    pub(super) fn data_mib(self) -> u64 {
-        match self {
-            ClusterProfile::Default => 1024,
-            ClusterProfile::Benchmark => 8192,
-            ClusterProfile::Conformance => 32_768,
-        }
-    }
-}
 
 /// The rate limit of kube-controller-manager's requests, per second and in a burst. It never sends that many.
 const UNTHROTTLED: u32 = 10_000;
@@ -112,7 +68,7 @@ pub(crate) fn etcd(durability: Durability) -> Vec<OsString> {
 }
 
 /// Returns the API server's arguments. The API server runs in etcd's directory, which has the socket.
-pub(crate) fn api_server(layout: &Layout, listen: SocketAddr, profile: ClusterProfile) -> Vec<OsString> {
+pub(crate) fn api_server(layout: &Layout, listen: SocketAddrV4, profile: ClusterProfile) -> Vec<OsString> {
     let mut args = strings([
         &format!("--bind-address={}", listen.ip()),
         &format!("--secure-port={}", listen.port()),
@@ -155,7 +111,7 @@ pub(crate) fn api_server(layout: &Layout, listen: SocketAddr, profile: ClusterPr
 
 pub(crate) fn controller_manager(
     layout: &Layout,
-    listen: SocketAddr,
+    listen: SocketAddrV4,
     profile: ClusterProfile,
 ) -> Vec<OsString> {
     let mut args = secured(layout, "controller-manager", listen);
@@ -164,7 +120,7 @@ pub(crate) fn controller_manager(
         "--use-service-account-credentials=true".into(),
         flag("--root-ca-file", &layout.pki("ca.crt")),
         // The default is a system directory, which the controller manager would create.
-        flag("--flex-volume-plugin-dir", &layout.root().join("flex-volume-plugins")),
+        flag("--flex-volume-plugin-dir", &layout.root.join("flex-volume-plugins")),
         flag("--service-account-private-key-file", &layout.pki("service-account.key")),
     ]);
     if profile == ClusterProfile::Benchmark {
@@ -176,13 +132,9 @@ pub(crate) fn controller_manager(
     args
 }
 
-pub(crate) fn scheduler(layout: &Layout, listen: SocketAddr) -> Vec<OsString> {
-    secured(layout, "scheduler", listen)
-}
-
 /// Returns the options that the scheduler and the controller manager share: one identity as a client, one
 /// certificate as a server, and no leader election.
-fn secured(layout: &Layout, component: &str, listen: SocketAddr) -> Vec<OsString> {
+pub(crate) fn secured(layout: &Layout, component: &str, listen: SocketAddrV4) -> Vec<OsString> {
     let kubeconfig = layout.kubeconfig(component);
     let mut args = strings([
         &format!("--bind-address={}", listen.ip()),
@@ -221,7 +173,7 @@ mod tests {
     /// The API server also rejects anonymous requests.
     #[test]
     fn components_listen_only_on_loopback() {
-        let layout = Layout::new("/c".as_ref(), "/l".as_ref());
+        let layout = Layout { root: "/c".into(), logs: "/l".into() };
         let args = api_server(&layout, "127.0.0.1:21000".parse().unwrap(), ClusterProfile::Default);
         for flag in ["--bind-address=127.0.0.1", "--anonymous-auth=false", "--authorization-mode=Node,RBAC"] {
             assert!(args.iter().any(|arg| arg == flag), "{flag} is not in {args:?}");

@@ -1,35 +1,32 @@
 //! Runs etcd, the API server, the controller manager and the scheduler as processes on the host's loopback.
 
 use std::ffi::OsString;
-use std::fs::{self, DirBuilder, OpenOptions, Permissions};
-use std::io::Write;
-use std::net::{IpAddr, SocketAddr};
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
+use std::fs;
+use std::net::SocketAddrV4;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
-use k8s_openapi::api::rbac::v1::ClusterRoleBinding;
+use kube::Client;
 use kube::config::Kubeconfig;
-use kube::{Api, Client};
 use nix::sys::signal::Signal;
 use testvm::cache;
 use testvm::process::{Process, Program, tail};
 use testvm::session::{Project, Session};
 use tokio::sync::Mutex;
 
-use super::components::{self, API_SERVICE_ADDRESS, ClusterProfile, Durability, HOST_SEEN_FROM_GUEST};
-use super::layout::Layout;
+use super::components::{self, API_SERVICE_ADDRESS, HOST_SEEN_FROM_GUEST};
+use super::files::{create_private_dir, remove, write_private};
+use super::layout::{ClusterProfile, ClusterSpec, Durability, Layout};
 use super::loopback::LoopbackLease;
-use super::pki::{self, Authority, Identity, ServerName, Subject};
+use super::pki::{self, Authority, Identity, Subject};
 use super::programs::Programs;
-use super::release::KubernetesSource;
-use super::spec::ClusterSpec;
+use super::release::KubernetesMinor;
 use super::variant::Kubelet;
-use super::{client, kubeconfig, objects};
+use super::{client, kubeconfig};
 
-/// The user name of the API server at kubelets.
-const KUBELET_CLIENT: &str = "kube-apiserver-kubelet-client";
+/// The group that has all rights.
+const ADMINISTRATORS: &str = "system:masters";
 /// The time from the start of a component to its first healthy response, on a machine busy with builds.
 const START_DEADLINE: Duration = Duration::from_secs(180);
 /// The poll interval of health checks: a server does not announce that it listens.
@@ -73,22 +70,19 @@ impl ControlPlane {
     pub async fn alone(
         session: &Session,
         spec: &ClusterSpec,
-        kubernetes: &KubernetesSource,
+        kubernetes: KubernetesMinor,
     ) -> Result<ControlPlane> {
         let programs = Programs::ensure(session, Kubelet::Stock, kubernetes).await?;
-        let layout = spec.make_directories()?;
-        ControlPlane::start(session, programs, layout, spec.durability, spec.profile).await
+        ControlPlane::start(session, spec, programs).await
     }
 
-    /// Creates certificates and kubeconfigs in `layout`, starts every component and waits until all are
-    /// healthy.
+    /// Creates certificates and kubeconfigs, starts every component and waits until all are healthy.
     pub(crate) async fn start(
         session: &Session,
+        spec: &ClusterSpec,
         programs: Programs,
-        layout: Layout,
-        durability: Durability,
-        profile: ClusterProfile,
     ) -> Result<ControlPlane> {
+        let layout = Layout::create(spec)?;
         let step = session.progress.step("start the control plane");
         let project = session.project;
         let loopback = LoopbackLease::take()
@@ -97,14 +91,14 @@ impl ControlPlane {
         create_private_dir(&layout.pki_dir())?;
         create_private_dir(&layout.etcd_dir())?;
         write_identities(project.name, &layout, &loopback, &authority)?;
-        if profile == ClusterProfile::Benchmark {
+        if spec.profile == ClusterProfile::Benchmark {
             write_private(&layout.audit_policy(), &components::audit_policy().to_string())?;
         }
 
         let client = admin_client(&layout, loopback.api_server()).await?;
+        let ClusterSpec { durability, profile, .. } = *spec;
         let installation = Installation { layout, loopback, programs, durability, profile };
         let components = installation.start(&client, |names| step.note(names)).await?;
-        grant_kubelet_access(&client).await?;
         step.done(format!("API server at https://{}", installation.loopback.api_server()));
         Ok(ControlPlane { project, installation, authority, client, components: Mutex::new(components) })
     }
@@ -145,25 +139,21 @@ impl ControlPlane {
         &self.authority
     }
 
-    pub(crate) fn programs(&self) -> &Programs {
-        &self.installation.programs
-    }
-
     /// Returns the address at which the API server must reach the kubelet of node `index`.
-    pub(crate) fn kubelet_address(&self, index: u8) -> Result<SocketAddr> {
+    pub(crate) fn kubelet_address(&self, index: u8) -> SocketAddrV4 {
         self.installation.loopback.kubelet(index)
     }
 
     /// Returns a client of the kubelet at `address`, with the administrator's certificate.
-    pub(crate) async fn kubelet_client(&self, address: SocketAddr) -> Result<Client> {
+    pub(crate) async fn kubelet_client(&self, address: SocketAddrV4) -> Result<Client> {
         admin_client(&self.installation.layout, address).await
     }
 
     /// Returns a kubeconfig for a client inside a guest, which reaches the host's loopback at another
     /// address.
     pub fn guest_kubeconfig(&self, caller: &Identity) -> Result<String> {
-        let host: IpAddr = HOST_SEEN_FROM_GUEST.parse()?;
-        let server = SocketAddr::new(host, self.installation.loopback.api_server().port());
+        let port = self.installation.loopback.api_server().port();
+        let server = SocketAddrV4::new(HOST_SEEN_FROM_GUEST.parse()?, port);
         let user = kubeconfig::certified(caller);
         Ok(kubeconfig::render(self.project.name, server, &self.authority.certificate(), &user))
     }
@@ -195,7 +185,8 @@ impl ControlPlane {
         components.api_server.signal(Signal::SIGKILL);
         components.api_server.wait().await?;
         components.api_server = self.installation.spawn_api_server()?;
-        self.installation.until_api_server_is_ready(&self.client, &components.api_server).await?;
+        let layout = &self.installation.layout;
+        wait_until_healthy(&self.client, "/readyz", &components.api_server, layout).await?;
         if let Some(controller_manager) = &mut components.controller_manager
             && controller_manager.try_wait().is_some()
         {
@@ -212,11 +203,7 @@ impl ControlPlane {
     /// # Errors
     /// The data cannot be copied, or a component does not start; the message has the end of its log.
     pub async fn back_up(&self, backup: &Path) -> Result<()> {
-        self.while_stopped(|data| {
-            create_private_dir(backup)?;
-            copy_directory(data, backup)
-        })
-        .await
+        self.while_stopped(async |data: &Path| copy_directory(data, backup).await).await
     }
 
     /// Replaces the data of etcd by that of a backup, and starts all components again, as the documentation of etcd requires. The
@@ -225,23 +212,22 @@ impl ControlPlane {
     /// # Errors
     /// The backup cannot be copied, or a component does not start; the message has the end of its log.
     pub async fn restore(&self, backup: &Path) -> Result<()> {
-        self.while_stopped(|data| {
+        self.while_stopped(async |data: &Path| {
             cache::remove_dir(data)?;
-            create_private_dir(data)?;
-            copy_directory(backup, data)
+            copy_directory(backup, data).await
         })
         .await
     }
 
     /// Calls `change` with the directory of etcd's data while no component runs.
-    async fn while_stopped(&self, change: impl FnOnce(&Path) -> Result<()>) -> Result<()> {
+    async fn while_stopped(&self, change: impl AsyncFnOnce(&Path) -> Result<()>) -> Result<()> {
         let mut components = self.components.lock().await;
         let Components { scheduler, controller_manager, api_server, etcd } = &mut *components;
         for process in [scheduler].into_iter().chain(controller_manager).chain([api_server, etcd]) {
             process.signal(Signal::SIGKILL);
             process.wait().await?;
         }
-        change(&self.installation.layout.etcd_dir().join(components::ETCD_DATA))?;
+        change(&self.installation.layout.etcd_dir().join(components::ETCD_DATA)).await?;
         *components = self.installation.start(&self.client, |_names| {}).await?;
         Ok(())
     }
@@ -275,7 +261,7 @@ impl Installation {
         note("etcd, kube-apiserver");
         let etcd = self.spawn_etcd()?;
         let api_server = self.spawn_api_server()?;
-        self.until_api_server_is_ready(client, &api_server).await?;
+        wait_until_healthy(client, "/readyz", &api_server, &self.layout).await?;
 
         note("kube-controller-manager, kube-scheduler");
         let controller_manager = self.spawn_controller_manager()?;
@@ -287,15 +273,11 @@ impl Installation {
         Ok(Components { scheduler, controller_manager: Some(controller_manager), api_server, etcd })
     }
 
-    async fn until_api_server_is_ready(&self, client: &Client, api_server: &Process) -> Result<()> {
-        wait_until_healthy(client, "/readyz", api_server, &self.layout).await
-    }
-
     fn spawn_etcd(&self) -> Result<Process> {
         let directory = self.layout.etcd_dir();
         for socket in [components::ETCD_CLIENT_SOCKET, components::ETCD_PEER_SOCKET] {
             // A killed etcd leaves its socket. No other etcd uses the socket, because a lease protects the cluster's directory.
-            remove_file(&directory.join(socket))?;
+            remove(&directory.join(socket))?;
         }
         spawn(&self.programs.etcd, components::etcd(self.durability), &directory, &self.layout)
     }
@@ -308,12 +290,12 @@ impl Installation {
     fn spawn_controller_manager(&self) -> Result<Process> {
         let args =
             components::controller_manager(&self.layout, self.loopback.controller_manager(), self.profile);
-        spawn(&self.programs.kube_controller_manager, args, self.layout.root(), &self.layout)
+        spawn(&self.programs.kube_controller_manager, args, &self.layout.root, &self.layout)
     }
 
     fn spawn_scheduler(&self) -> Result<Process> {
-        let args = components::scheduler(&self.layout, self.loopback.scheduler());
-        spawn(&self.programs.kube_scheduler, args, self.layout.root(), &self.layout)
+        let args = components::secured(&self.layout, "scheduler", self.loopback.scheduler());
+        spawn(&self.programs.kube_scheduler, args, &self.layout.root, &self.layout)
     }
 }
 
@@ -324,7 +306,7 @@ fn spawn(program: &Path, args: Vec<OsString>, directory: &Path, layout: &Layout)
 
 /// Creates a client with the administrator's certificate for the server at `address`. The scheduler, the
 /// controller manager and the kubelets accept the administrator as the API server does.
-async fn admin_client(layout: &Layout, address: SocketAddr) -> Result<Client> {
+async fn admin_client(layout: &Layout, address: SocketAddrV4) -> Result<Client> {
     let path = layout.kubeconfig("admin");
     let kubeconfig = Kubeconfig::read_from(&path).with_context(|| format!("read {}", path.display()))?;
     let mut config = client::config(kubeconfig).await?;
@@ -340,9 +322,8 @@ async fn wait_until_healthy(client: &Client, path: &str, process: &Process, layo
         let Err(unhealthy) = client.request_text(request).await else { return Ok(()) };
         anyhow::ensure!(
             started.elapsed() < START_DEADLINE,
-            "{} is not healthy after {START_DEADLINE:?}: {path} returns: {unhealthy}; its log, {}, ends with:\n{}",
+            "{} is not healthy after {START_DEADLINE:?}: {path} returns: {unhealthy}; {}",
             process.name(),
-            layout.log(process.name()).display(),
             log_tail(process, layout)
         );
         tokio::time::sleep(HEALTH_POLL_INTERVAL).await;
@@ -351,30 +332,13 @@ async fn wait_until_healthy(client: &Client, path: &str, process: &Process, layo
 
 fn ensure_running(process: &Process, layout: &Layout) -> Result<()> {
     let Some(status) = process.try_wait() else { return Ok(()) };
-    anyhow::bail!(
-        "{} ended with {status}; its log, {}, ends with:\n{}",
-        process.name(),
-        layout.log(process.name()).display(),
-        log_tail(process, layout)
-    )
+    anyhow::bail!("{} ended with {status}; {}", process.name(), log_tail(process, layout))
 }
 
 fn log_tail(process: &Process, layout: &Layout) -> String {
-    tail(&fs::read_to_string(layout.log(process.name())).unwrap_or_default(), 12)
-}
-
-/// Grants the API server access to kubelets: a kubelet authorises requests through the API server, whose own
-/// user has no rights by default.
-async fn grant_kubelet_access(client: &Client) -> Result<()> {
-    let binding: ClusterRoleBinding = serde_json::from_value(serde_json::json!({
-        "metadata": {"name": KUBELET_CLIENT},
-        "roleRef": {
-            "apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "system:kubelet-api-admin",
-        },
-        "subjects": [{"apiGroup": "rbac.authorization.k8s.io", "kind": "User", "name": KUBELET_CLIENT}],
-    }))?;
-    objects::create(&Api::all(client.clone()), &binding).await?;
-    Ok(())
+    let log = layout.log(process.name());
+    let lines = tail(&fs::read_to_string(&log).unwrap_or_default(), 12);
+    format!("its log, {}, ends with:\n{lines}", log.display())
 }
 
 fn write_identities(
@@ -383,33 +347,34 @@ fn write_identities(
     loopback: &LoopbackLease,
     authority: &Authority,
 ) -> Result<()> {
-    let ip = |text: &str| text.parse::<IpAddr>().map(ServerName::Ip);
-    let localhost = ServerName::Ip(loopback.api_server().ip());
+    let localhost = loopback.api_server().ip().to_string();
     let names = [
-        localhost,
-        ip(HOST_SEEN_FROM_GUEST)?,
-        ip(API_SERVICE_ADDRESS)?,
-        ServerName::Dns("localhost"),
-        ServerName::Dns("kubernetes"),
-        ServerName::Dns("kubernetes.default"),
-        ServerName::Dns("kubernetes.default.svc"),
-        ServerName::Dns("kubernetes.default.svc.cluster.local"),
+        &localhost,
+        HOST_SEEN_FROM_GUEST,
+        API_SERVICE_ADDRESS,
+        "localhost",
+        "kubernetes",
+        "kubernetes.default",
+        "kubernetes.default.svc",
+        "kubernetes.default.svc.cluster.local",
     ];
+    let names = names.map(str::to_owned).to_vec();
     write_private(&layout.pki("ca.crt"), &authority.certificate())?;
     // Nothing acts as a front proxy, so the key of its authority is discarded.
     write_private(&layout.pki("front-proxy-ca.crt"), &Authority::generate("front-proxy")?.certificate())?;
-    write_identity(layout, "apiserver", &authority.server("kube-apiserver", &names)?)?;
+    write_identity(layout, "apiserver", &authority.server("kube-apiserver", names)?)?;
     for component in ["controller-manager", "scheduler"] {
-        write_identity(layout, component, &authority.server(component, &[localhost])?)?;
+        write_identity(layout, component, &authority.server(component, vec![localhost.clone()])?)?;
     }
-    let kubelet_client = authority.client(Subject { user: KUBELET_CLIENT, group: None })?;
-    write_identity(layout, "apiserver-kubelet-client", &kubelet_client)?;
+    // A kubelet authorises requests through the API server, whose own user has no rights by default.
+    let kubelet_client = Subject { user: "kube-apiserver-kubelet-client", group: Some(ADMINISTRATORS) };
+    write_identity(layout, "apiserver-kubelet-client", &authority.client(kubelet_client)?)?;
     let (private, public) = pki::signing_key_pair()?;
     write_private(&layout.pki("service-account.key"), &private)?;
     write_private(&layout.pki("service-account.pub"), &public)?;
 
     let callers = [
-        ("admin", Subject { user: "admin", group: Some("system:masters") }),
+        ("admin", Subject { user: "admin", group: Some(ADMINISTRATORS) }),
         ("controller-manager", Subject { user: "system:kube-controller-manager", group: None }),
         ("scheduler", Subject { user: "system:kube-scheduler", group: None }),
     ];
@@ -426,44 +391,7 @@ fn write_identity(layout: &Layout, name: &str, identity: &Identity) -> Result<()
     write_private(&layout.pki(&format!("{name}.key")), &identity.key)
 }
 
-/// Writes a file that only its owner can read, from the moment it is created.
-pub(super) fn write_private(path: &Path, text: &str) -> Result<()> {
-    remove_file(path)?;
-    let file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path);
-    file.and_then(|mut file| file.write_all(text.as_bytes()))
-        .with_context(|| format!("write {}", path.display()))
-}
-
-pub(super) fn create_private_dir(path: &Path) -> Result<()> {
-    DirBuilder::new()
-        .recursive(true)
-        .mode(0o700)
-        .create(path)
-        .and_then(|()| fs::set_permissions(path, Permissions::from_mode(0o700)))
-        .with_context(|| format!("create {}", path.display()))
-}
-
-/// Copies the files below one directory to another one.
-fn copy_directory(from: &Path, to: &Path) -> Result<()> {
-    for entry in fs::read_dir(from).with_context(|| format!("read {}", from.display()))? {
-        let entry = entry.with_context(|| format!("read {}", from.display()))?;
-        let (source, target) = (entry.path(), to.join(entry.file_name()));
-        if source.is_dir() {
-            create_private_dir(&target)?;
-            copy_directory(&source, &target)?;
-        } else {
-            fs::copy(&source, &target)
-                .with_context(|| format!("copy {} to {}", source.display(), target.display()))?;
-        }
-    }
-    Ok(())
-}
-
-fn remove_file(path: &Path) -> Result<()> {
-    match fs::remove_file(path) {
-        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
-            Err(error).with_context(|| format!("remove {}", path.display()))
-        }
-        _ => Ok(()),
-    }
+/// Copies a directory to another one, which must not exist.
+async fn copy_directory(from: &Path, to: &Path) -> Result<()> {
+    Program::new("cp").arg("--archive").args([from, to]).run().await.map(drop)
 }

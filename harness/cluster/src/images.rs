@@ -12,7 +12,7 @@ use testvm::packages;
 use testvm::session::Session;
 use testvm::vm::{Hypervisor, choose};
 
-use super::plan::{ContainerImage, DataMount, Link, NodePlan, NodeService};
+use super::plan::{ContainerImage, NodePlan};
 use super::programs::Programs;
 use super::variant::NodeVariant;
 
@@ -20,16 +20,7 @@ use super::variant::NodeVariant;
 pub(crate) const MODULE_SETS: [&str; 2] = ["boot", "node"];
 
 /// The image of the container that holds a pod's namespaces.
-const PAUSE: &str = "docker.io/library/pause:dev";
-
-/// The container images that a node imports when it boots.
-#[derive(Clone, Debug)]
-pub(crate) struct NodeImages {
-    /// The names of the archives on the image disk.
-    pub(crate) archives: Vec<String>,
-    /// The image of the container that holds a pod's namespaces.
-    pub(crate) pause: String,
-}
+pub(crate) const PAUSE: &str = "docker.io/library/pause:dev";
 
 /// The read-only parts that all nodes share.
 #[derive(Debug)]
@@ -37,18 +28,13 @@ pub(crate) struct NodeParts {
     pub(crate) hypervisor: Hypervisor,
     pub(crate) kernel: Kernel,
     pub(crate) modules: Vec<Module>,
-    /// PID 1.
-    pub(crate) init: PathBuf,
     pub(crate) root: PathBuf,
     /// A disk with the programs that `root` lacks.
     pub(crate) inspection: Option<PathBuf>,
     pub(crate) images_disk: PathBuf,
-    pub(crate) images: NodeImages,
-    pub(crate) data_mount: DataMount,
-    /// The programs of [`NodePlan::tools`].
-    pub(crate) tools: Vec<(String, PathBuf)>,
-    pub(crate) services: Vec<NodeService>,
-    pub(crate) links: Vec<Link>,
+    /// The names of the archives on that disk, which a node imports when it boots.
+    pub(crate) archives: Vec<String>,
+    pub(crate) plan: NodePlan,
     pub(crate) variant: NodeVariant,
 }
 
@@ -67,26 +53,19 @@ impl NodeParts {
         };
         let (plan, (kernel, roots)) = tokio::try_join!(plan, system)?;
         let hypervisor = choose(session, &kernel, &plan.init).await?;
-        let pause =
-            ContainerImage { archive: "pause.tar", reference: PAUSE, files: vec![("/pause", plan.pause)] };
-        let images: Vec<ContainerImage> = [pause].into_iter().chain(plan.images).collect();
+        let files = vec![("/pause", plan.pause.clone())];
+        let pause = ContainerImage { archive: "pause.tar", reference: PAUSE, files };
+        let images: Vec<_> = [pause].into_iter().chain(plan.images.iter().cloned()).collect();
         let archives = plan.archives.iter().map(|archive| file_name(archive)).collect::<Result<Vec<_>>>()?;
         Ok(NodeParts {
             hypervisor,
             kernel: kernel.clone(),
             modules: kernel.modules(&MODULE_SETS).await?,
-            init: plan.init,
             root: roots.root,
             inspection: roots.inspection,
             images_disk: images_disk(session, &images, &plan.archives).await?,
-            images: NodeImages {
-                archives: images.iter().map(|image| image.archive.to_owned()).chain(archives).collect(),
-                pause: PAUSE.to_owned(),
-            },
-            data_mount: plan.data_mount,
-            tools: plan.tools,
-            services: plan.services,
-            links: plan.links,
+            archives: images.iter().map(|image| image.archive.to_owned()).chain(archives).collect(),
+            plan,
             variant: variant.clone(),
         })
     }

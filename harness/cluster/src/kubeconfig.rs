@@ -1,6 +1,6 @@
 //! Kubeconfig files: the server's address, the authority that certifies it, and the user's credentials.
 
-use std::net::SocketAddr;
+use std::net::SocketAddrV4;
 
 use serde_json::{Value, json};
 
@@ -16,7 +16,7 @@ pub(crate) fn certified(caller: &Identity) -> Value {
 
 /// Returns a kubeconfig with all certificates inline, so that the file works from any directory and in the
 /// guest. It is JSON, which every reader of kubeconfigs accepts as YAML.
-pub(crate) fn render(cluster: &str, server: SocketAddr, authority: &str, user: &Value) -> String {
+pub(crate) fn render(cluster: &str, server: SocketAddrV4, authority: &str, user: &Value) -> String {
     let config: Value = json!({
         "apiVersion": "v1",
         "kind": "Config",

@@ -1,7 +1,7 @@
 //! A leak check: the files and mounts that a driver has on a node, before a test and after it.
 //!
-//! An entry is a text that names one object. A driver with other kinds of objects, such as devices or quotas, adds entries of
-//! its own by [`Entries::extend`].
+//! An entry is a text that names one object. A driver with other kinds of objects, such as devices or quotas, collects entries
+//! of its own.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -17,23 +17,15 @@ const TOOL_DEADLINE: Duration = Duration::from_secs(60);
 
 /// The objects on a node at one moment.
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
-pub struct Entries {
-    counts: BTreeMap<String, usize>,
-}
-
-impl Extend<String> for Entries {
-    fn extend<I: IntoIterator<Item = String>>(&mut self, entries: I) {
-        for entry in entries {
-            *self.counts.entry(entry).or_default() += 1;
-        }
-    }
-}
+pub struct Entries(BTreeMap<String, usize>);
 
 impl FromIterator<String> for Entries {
     fn from_iter<I: IntoIterator<Item = String>>(entries: I) -> Entries {
-        let mut all = Entries::default();
-        all.extend(entries);
-        all
+        let mut counts = BTreeMap::new();
+        for entry in entries {
+            *counts.entry(entry).or_default() += 1;
+        }
+        Entries(counts)
     }
 }
 
@@ -54,8 +46,8 @@ impl Entries {
     /// Returns the entries that are here and were not there before, or not as often.
     #[must_use]
     pub fn added_since(&self, before: &Entries) -> Vec<String> {
-        let more = self.counts.iter().filter_map(|(entry, count)| {
-            let before = before.counts.get(entry).copied().unwrap_or_default();
+        let more = self.0.iter().filter_map(|(entry, count)| {
+            let before = before.0.get(entry).copied().unwrap_or_default();
             (*count > before).then(|| match before {
                 0 => entry.clone(),
                 _ => format!("{entry}, {count} times rather than {before}"),

@@ -32,53 +32,11 @@
 //! | containers that restarted, and pods that were replaced, although the test did not cause it | [`restarts`] |
 //! | the programs that the kubelet starts | [`started_programs`] |
 //! | the storage tests of Kubernetes | [`conformance`] |
-//! | releases of Kubernetes, kernels, kubelets | [`KubernetesSource`], [`NodeVariant`] |
+//! | releases of Kubernetes, kernels, kubelets | [`KubernetesMinor`], [`NodeVariant`] |
 //! | results as a table, JUnit XML and JSON | `testvm::report` |
 //!
 //! `harness/src/lanes/second_driver` is a complete test of a driver with a kill and a leak check. [`background`] keeps a cluster after the
 //! command that started it.
-//!
-//! # A cluster
-//!
-//! ```no_run
-//! use std::path::PathBuf;
-//!
-//! use testvm::session::Session;
-//! use testvm_cluster::{
-//!     Cluster, ClusterProfile, ClusterSpec, ContainerImage, DataMount, Durability, KubernetesSource, NodePlan,
-//!     NodeVariant, Parts,
-//! };
-//!
-//! /// Starts a cluster whose node has the image of a driver, prints how to use it, and stops it.
-//! async fn run(session: &Session, init: PathBuf, pause: PathBuf, driver: PathBuf) -> anyhow::Result<()> {
-//!     let image = ContainerImage {
-//!         archive: "driver.tar",
-//!         reference: "docker.io/library/driver:dev",
-//!         files: vec![("/driver", driver)],
-//!     };
-//!     let plan = NodePlan {
-//!         init,
-//!         pause,
-//!         images: vec![image],
-//!         archives: Vec::new(),
-//!         data_mount: DataMount { mount_point: "/data".into(), options: "prjquota".into() },
-//!         tools: Vec::new(),
-//!         services: Vec::new(),
-//!         links: Vec::new(),
-//!     };
-//!     let parts = Parts::build(session, &NodeVariant::default(), async { Ok(plan) }, &KubernetesSource::default()).await?;
-//!     let dir = session.workspace.target().join("cluster");
-//!     let spec = ClusterSpec {
-//!         logs: dir.join("logs"),
-//!         dir,
-//!         durability: Durability::Unsafe,
-//!         profile: ClusterProfile::Default,
-//!     };
-//!     let cluster = Cluster::start(session, spec, parts).await?;
-//!     println!("{}", cluster.walkthrough());
-//!     cluster.stop().await
-//! }
-//! ```
 
 pub mod api_error;
 pub mod background;
@@ -89,6 +47,7 @@ pub mod containers;
 mod control_plane;
 pub mod docker;
 pub mod exec;
+mod files;
 pub mod gvisor;
 mod images;
 pub mod kind;
@@ -111,16 +70,14 @@ mod release;
 pub mod restarts;
 mod running;
 pub mod snapshotter;
-mod spec;
 pub mod started_programs;
 mod trace;
 mod variant;
 pub mod waiting;
 pub mod workload;
 
-pub use self::components::{ClusterProfile, Durability};
 pub use self::control_plane::ControlPlane;
-pub use self::layout::Layout;
+pub use self::layout::{ClusterProfile, ClusterSpec, Durability, Layout};
 pub use self::node::Node;
 pub use self::node_spec::{
     DataDisk, KUBELET_DIRECTORY, KUBELET_ROOT, TOOLS_DIR, USER_NAMESPACES_HANDLER, log_file,
@@ -130,7 +87,6 @@ pub use self::parts::Parts;
 pub use self::pki::{Authority, Identity, Subject};
 pub use self::plan::{ContainerImage, DataMount, Link, NodePlan, NodeService};
 pub use self::programs::KIND_MINOR;
-pub use self::release::{KubernetesMinor, KubernetesSource};
+pub use self::release::KubernetesMinor;
 pub use self::running::{Cluster, walkthrough};
-pub use self::spec::ClusterSpec;
 pub use self::variant::{ContainerRuntime, Kubelet, KubeletRoot, NodeVariant, PATCHED_SUFFIX};

@@ -8,7 +8,7 @@
 //! it, too.
 
 use std::io::ErrorKind;
-use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener};
+use std::net::{Ipv4Addr, SocketAddrV4, TcpListener};
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr as UnixAddr, UnixListener};
 
@@ -23,8 +23,6 @@ const PORTS_EACH: u16 = 8;
 const KUBELET_PORT: u16 = 10_250;
 /// The name of the sockets, before the number.
 const NAME: &str = "testvm-cluster";
-/// The number of nodes in one cluster. Node N listens on 127.88.<cluster>.<N + 10>.
-const MAX_NODES: u8 = 200;
 
 /// A lease of a cluster's loopback ports and addresses; dropping it releases them.
 pub(crate) struct LoopbackLease {
@@ -57,36 +55,31 @@ impl LoopbackLease {
     }
 
     /// Returns the API server's address. QEMU's user network reaches only 127.0.0.1 itself.
-    pub(crate) fn api_server(&self) -> SocketAddr {
+    pub(crate) fn api_server(&self) -> SocketAddrV4 {
         self.control_plane(0)
     }
 
     /// Returns the address of the controller manager's health and metrics endpoints.
-    pub(crate) fn controller_manager(&self) -> SocketAddr {
+    pub(crate) fn controller_manager(&self) -> SocketAddrV4 {
         self.control_plane(1)
     }
 
     /// Returns the address of the scheduler's health and metrics endpoints.
-    pub(crate) fn scheduler(&self) -> SocketAddr {
+    pub(crate) fn scheduler(&self) -> SocketAddrV4 {
         self.control_plane(2)
     }
 
     /// Returns the address at which the API server reaches the kubelet of node `index`.
-    pub(crate) fn kubelet(&self, index: u8) -> Result<SocketAddr> {
-        if index >= MAX_NODES {
-            bail!("a cluster has at most {MAX_NODES} nodes");
-        }
-        Ok(SocketAddr::new(IpAddr::V4(Ipv4Addr::new(127, 88, self.number, index + 10)), KUBELET_PORT))
+    pub(crate) fn kubelet(&self, index: u8) -> SocketAddrV4 {
+        SocketAddrV4::new(Ipv4Addr::new(127, 88, self.number, index + 10), KUBELET_PORT)
     }
 
-    fn control_plane(&self, offset: u16) -> SocketAddr {
-        let port = FIRST_PORT + u16::from(self.number) * PORTS_EACH + offset;
-        SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), port)
+    fn control_plane(&self, offset: u16) -> SocketAddrV4 {
+        SocketAddrV4::new(Ipv4Addr::LOCALHOST, FIRST_PORT + u16::from(self.number) * PORTS_EACH + offset)
     }
 
     fn is_free(&self) -> bool {
-        let first_node = SocketAddr::new(IpAddr::V4(Ipv4Addr::new(127, 88, self.number, 10)), KUBELET_PORT);
-        [self.api_server(), self.controller_manager(), self.scheduler(), first_node]
+        [self.api_server(), self.controller_manager(), self.scheduler(), self.kubelet(0)]
             .iter()
             .all(|address| TcpListener::bind(address).is_ok())
     }
@@ -106,8 +99,8 @@ mod tests {
         let one = take("two");
         let two = take("two");
         assert_ne!(one.api_server(), two.api_server());
-        assert_ne!(one.kubelet(0).unwrap(), two.kubelet(0).unwrap());
-        assert_ne!(one.kubelet(0).unwrap(), one.kubelet(1).unwrap());
+        assert_ne!(one.kubelet(0), two.kubelet(0));
+        assert_ne!(one.kubelet(0), one.kubelet(1));
     }
 
     #[test]

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
-use kube::api::{DeleteParams, DynamicObject, Patch, PatchParams};
+use kube::api::{DynamicObject, Patch, PatchParams};
 use kube::core::GroupVersionKind;
 use kube::discovery::{ApiCapabilities, ApiResource, Scope};
 use kube::{Api, Client, ResourceExt, discovery};
@@ -11,6 +11,7 @@ use serde::Deserialize;
 use testvm::process::Program;
 
 use super::api_error::api_error;
+use super::objects;
 
 /// The field manager in the API server's record of applied objects.
 const FIELD_MANAGER: &str = "testvm-cluster";
@@ -81,8 +82,10 @@ impl Manifests {
     /// Returns the objects that `others` do not have.
     #[must_use]
     pub fn without(&self, others: &Manifests) -> Manifests {
-        let is_other = |object: &&DynamicObject| !others.objects.iter().any(|other| is_same(object, other));
-        Manifests { objects: self.objects.iter().filter(is_other).cloned().collect() }
+        let id = |object: &DynamicObject| (object.types.clone(), object.name_any(), object.namespace());
+        let others: Vec<_> = others.objects.iter().map(id).collect();
+        let objects = self.objects.iter().filter(|object| !others.contains(&id(object)));
+        Manifests { objects: objects.cloned().collect() }
     }
 
     /// Returns the only object of a kind, typed.
@@ -151,20 +154,11 @@ impl Manifests {
     /// The API server refuses to delete an object, or does not know its kind.
     pub async fn delete(&self, client: &Client) -> Result<()> {
         for object in self.objects.iter().rev() {
-            let (api, what) = api_of(client, object).await?;
-            match api.delete(&object.name_any(), &DeleteParams::background()).await {
-                Err(kube::Error::Api(status)) if status.code == 404 => {}
-                result => drop(result.map_err(api_error).with_context(|| format!("delete {what}"))?),
-            }
+            let (api, _) = api_of(client, object).await?;
+            objects::delete_if_exists(&api, &object.name_any()).await?;
         }
         Ok(())
     }
-}
-
-fn is_same(object: &DynamicObject, other: &DynamicObject) -> bool {
-    object.types == other.types
-        && object.metadata.name == other.metadata.name
-        && object.metadata.namespace == other.metadata.namespace
 }
 
 fn parse(text: &str) -> Result<Vec<DynamicObject>> {

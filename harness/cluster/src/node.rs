@@ -1,7 +1,7 @@
 //! One node of a cluster: a virtual machine, its disks, and its Node object.
 
 use std::fs;
-use std::net::{IpAddr, SocketAddr, SocketAddrV4};
+use std::net::SocketAddrV4;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -20,7 +20,7 @@ use tokio::sync::Mutex;
 use super::api_error::api_error;
 use super::control_plane::ControlPlane;
 use super::node_spec::{
-    DATA_DISK, DataDisk, IMAGES_DISK, INSPECTION_DIR, INSPECTION_DISK, NodeName, ROOT_DISK, TOOLS_DISK,
+    DATA_DISK, DataDisk, IMAGES_DISK, INSPECTION_DIR, INSPECTION_DISK, ROOT_DISK, TOOLS_DISK, node_name,
     node_object, node_spec,
 };
 use super::node_vm::NodeVm;
@@ -66,14 +66,13 @@ impl Node {
         data_disk: DataDisk,
         diagnose: impl AsyncFnOnce(&Node),
     ) -> Result<Node> {
-        let node = NodeName { index };
-        let name = node.name();
+        let name = node_name(index);
         let step = session.progress.step(format!("start {name} ({})", parts.node.hypervisor.accelerator));
-        let kubelet = control_plane.kubelet_address(index)?;
-        let object: Box<NodeObject> = serde_json::from_value(node_object(&node, &kubelet.ip().to_string()))?;
+        let kubelet = control_plane.kubelet_address(index);
+        let object: Box<NodeObject> = serde_json::from_value(node_object(index, &kubelet.ip().to_string()))?;
         let client = control_plane.client().clone();
         objects::create(&Api::all(client.clone()), &*object).await?;
-        let machine = machine(control_plane, parts, &node, kubelet, data_disk).await?;
+        let machine = machine(control_plane, parts, index, kubelet, data_disk).await?;
         step.note("booting");
         let vm = machine.boot().await?;
         let node = Node {
@@ -220,24 +219,23 @@ async fn joined(client: &Client, name: &str) -> Result<()> {
 async fn machine(
     control_plane: &ControlPlane,
     parts: &Parts,
-    node: &NodeName,
-    kubelet: SocketAddr,
+    index: u8,
+    kubelet: SocketAddrV4,
     data_disk: DataDisk,
 ) -> Result<Machine> {
-    let name = node.name();
+    let name = node_name(index);
     let dir = control_plane.layout().node_dir(&name);
     fs::create_dir_all(&dir).with_context(|| format!("create {}", dir.display()))?;
     let root = dir.join("root.ext4");
     disk::copy(&parts.node.root, &root).await?;
-    let links = parts.node.links.iter().map(|link| format!("symlink {} {}", link.path, link.target));
+    let links = parts.node.plan.links.iter().map(|link| format!("symlink {} {}", link.path, link.target));
     disk::edit_ext4(&root, &links.collect::<Vec<_>>()).await?;
     let data = dir.join("data.xfs");
     disk::xfs(&data, control_plane.profile().data_mib()).await?;
-    let data_mount = (data_disk == DataDisk::Mounted).then_some(&parts.node.data_mount);
+    let data_mount = (data_disk == DataDisk::Mounted).then_some(&parts.node.plan.data_mount);
     let inspection = parts.node.inspection.as_deref();
-    let spec = node_spec(control_plane, node, &parts.node, data_mount)?;
+    let spec = node_spec(control_plane, index, &parts.node, data_mount)?;
     let mode = Mode::Node(spec);
-    let IpAddr::V4(address) = kubelet.ip() else { anyhow::bail!("QEMU forwards IPv4 only, not {kubelet}") };
     let disk =
         |name: &str, image: &std::path::Path, mode| Disk { name: name.into(), image: image.to_owned(), mode };
     let spec = VmSpec {
@@ -257,11 +255,8 @@ async fn machine(
         .chain(inspection.map(|image| disk(INSPECTION_DISK, image, DiskMode::ReadOnly)))
         .collect(),
         network: true,
-        forwards: vec![Forward {
-            host: SocketAddrV4::new(address, kubelet.port()),
-            guest_port: KUBELET_PORT,
-        }],
+        forwards: vec![Forward { host: kubelet, guest_port: KUBELET_PORT }],
         logs: control_plane.layout().logs().join(&name),
     };
-    Ok(Machine { spec, init: parts.node.init.clone(), modules: parts.node.modules.clone(), mode })
+    Ok(Machine { spec, init: parts.node.plan.init.clone(), modules: parts.node.modules.clone(), mode })
 }

@@ -9,8 +9,8 @@ use testvm_guest::spec::{Condition, FileSpec, Mount, NodeSpec, Service, Source, 
 
 use super::components::HOST_SEEN_FROM_GUEST;
 use super::control_plane::ControlPlane;
-use super::images::NodeParts;
-use super::pki::{ServerName, Subject};
+use super::images::{NodeParts, PAUSE};
+use super::pki::Subject;
 use super::plan::{DataMount, NodeService};
 use super::variant::{ContainerRuntime, KubeletRoot};
 use super::{gvisor, trace};
@@ -58,45 +58,45 @@ const KUBELET_HEALTH: &str = "127.0.0.1:10248";
 const START_DEADLINE: Duration = Duration::from_secs(180);
 const IMPORT_DEADLINE: Duration = Duration::from_secs(180);
 
-/// The identity of one node. Its index determines everything else about it.
-#[derive(Clone, Debug)]
-pub(crate) struct NodeName {
-    pub(crate) index: u8,
+/// Returns the name of a node. Its index determines everything else about it.
+pub(crate) fn node_name(index: u8) -> String {
+    format!("node-{index}")
 }
 
-impl NodeName {
-    pub(crate) fn name(&self) -> String {
-        format!("node-{}", self.index)
-    }
-
-    /// Returns the address range of the node's pods. It differs between nodes, although their pods share no
-    /// network.
-    pub(crate) fn pod_cidr(&self) -> String {
-        format!("10.244.{}.0/24", self.index)
-    }
+/// Returns the address range of the node's pods. It differs between nodes, although their pods share no network.
+fn pod_cidr(index: u8) -> String {
+    format!("10.244.{index}.0/24")
 }
 
 /// Returns the specification of one node of the cluster of `control_plane`. The node mounts its data disk as
 /// `data_mount` says, or not at all.
 pub(crate) fn node_spec(
     control_plane: &ControlPlane,
-    node: &NodeName,
+    index: u8,
     parts: &NodeParts,
     data_mount: Option<&DataMount>,
 ) -> Result<NodeSpec> {
+    let node = node_name(index);
     let kubelet_root = parts.variant.kubelet_root;
     let mut steps = vec![trace::step()];
-    steps.extend(parts.services.iter().map(|service| planned(service, node)));
+    steps.extend(parts.plan.services.iter().map(|planned| {
+        let NodeService { name, argv, socket, user: _ } = planned;
+        let env = BTreeMap::from([("NODE_NAME".to_owned(), node.clone())]);
+        service(name, argv.clone(), env, None, Condition::UnixSocket(socket.clone()))
+    }));
     // Benchmarks have no services that read logs, and must not write more than the measured programs do.
-    let service = |name: &str, argv: &[&str], when| service(name, argv, when, !parts.services.is_empty());
+    let service = |name: &str, argv: &[&str], when| {
+        let log_file = (!parts.plan.services.is_empty()).then(|| log_file(name));
+        service(name, strings(argv), BTreeMap::new(), log_file, when)
+    };
     steps.push(service("containerd", &["containerd"], Condition::Succeeds(strings(&["ctr", "version"]))));
-    for archive in &parts.images.archives {
+    for archive in &parts.archives {
         let path = format!("{IMAGES_DIR}/{archive}");
-        steps.push(run(
-            "import",
-            &["ctr", "--namespace", "k8s.io", "images", "import", &path],
-            IMPORT_DEADLINE,
-        ));
+        steps.push(Step::Run {
+            name: "import".into(),
+            argv: strings(&["ctr", "--namespace", "k8s.io", "images", "import", &path]),
+            timeout: IMPORT_DEADLINE,
+        });
     }
     let kubelet = format!("{TOOLS_DIR}/kubelet");
     steps.push(service(
@@ -105,7 +105,7 @@ pub(crate) fn node_spec(
             &kubelet,
             "--config=/etc/kubernetes/kubelet.json",
             "--kubeconfig=/etc/kubernetes/kubelet.kubeconfig",
-            &format!("--hostname-override={}", node.name()),
+            &format!("--hostname-override={node}"),
             // Keeps the address in the Node object. It is on the host's loopback and forwarded to this node,
             // so the kubelet cannot detect it.
             "--cloud-provider=external",
@@ -128,10 +128,10 @@ pub(crate) fn node_spec(
     mounts.extend(parts.inspection.is_some().then(|| mount(INSPECTION_DISK, INSPECTION_DIR, "ext4", "ro")));
     mounts.extend(data_mount.into_iter().flat_map(|data| data_mounts(data, kubelet_root)));
     Ok(NodeSpec {
-        hostname: node.name(),
+        files: files(control_plane, index, parts)?,
+        hostname: node,
         root_disk: ROOT_DISK.into(),
         mounts,
-        files: files(control_plane, node, parts)?,
         steps,
     })
 }
@@ -139,15 +139,16 @@ pub(crate) fn node_spec(
 /// Returns the Node object, which is created before the kubelet starts. It has the address at which the API
 /// server reaches the kubelet. A Node that exists already does not get the taint that a cloud provider would
 /// have to remove.
-pub(crate) fn node_object(node: &NodeName, address: &str) -> Value {
+pub(crate) fn node_object(index: u8, address: &str) -> Value {
+    let (node, pod_cidr) = (node_name(index), pod_cidr(index));
     json!({
         "apiVersion": "v1",
         "kind": "Node",
-        "metadata": {"name": node.name(), "labels": {"kubernetes.io/hostname": node.name()}},
-        "spec": {"podCIDR": node.pod_cidr(), "podCIDRs": [node.pod_cidr()]},
+        "metadata": {"name": node, "labels": {"kubernetes.io/hostname": node}},
+        "spec": {"podCIDR": pod_cidr, "podCIDRs": [pod_cidr]},
         "status": {"addresses": [
             {"type": "InternalIP", "address": address},
-            {"type": "Hostname", "address": node.name()},
+            {"type": "Hostname", "address": node},
         ]},
     })
 }
@@ -169,13 +170,13 @@ fn data_mounts(data: &DataMount, kubelet_root: KubeletRoot) -> Vec<Mount> {
     mounts
 }
 
-fn files(control_plane: &ControlPlane, node: &NodeName, parts: &NodeParts) -> Result<Vec<FileSpec>> {
+fn files(control_plane: &ControlPlane, index: u8, parts: &NodeParts) -> Result<Vec<FileSpec>> {
     let authority = control_plane.authority();
-    let name = node.name();
-    let address = control_plane.kubelet_address(node.index)?.ip();
+    let name = node_name(index);
+    let address = control_plane.kubelet_address(index).ip().to_string();
     let kubelet_user = format!("system:node:{name}");
     let kubelet = authority.client(Subject { user: &kubelet_user, group: Some("system:nodes") })?;
-    let serving = authority.server(&kubelet_user, &[ServerName::Ip(address), ServerName::Dns(&name)])?;
+    let serving = authority.server(&kubelet_user, vec![address, name.clone()])?;
     let proxy = authority.client(Subject { user: "system:kube-proxy", group: None })?;
     let mut files = vec![
         public("/etc/kubernetes/ca.crt", authority.certificate()),
@@ -187,12 +188,12 @@ fn files(control_plane: &ControlPlane, node: &NodeName, parts: &NodeParts) -> Re
         public("/etc/kubernetes/kube-proxy.json", format!("{:#}\n", kube_proxy_config(&name))),
         public(
             "/etc/containerd/config.toml",
-            containerd_config(&parts.images.pause, parts.variant.runtime, gvisor::is_among(&parts.tools)),
+            containerd_config(parts.variant.runtime, gvisor::is_among(&parts.plan.tools)),
         ),
         public(gvisor::OPTIONS_FILE, gvisor::options(TOOLS_DIR)),
-        public("/etc/cni/net.d/10-bridge.conflist", format!("{:#}\n", cni_config(&node.pod_cidr()))),
+        public("/etc/cni/net.d/10-bridge.conflist", format!("{:#}\n", cni_config(&pod_cidr(index)))),
         // The kubelet reports the machine id, so nodes that share one image need different ids.
-        public("/etc/machine-id", format!("{:032x}\n", u32::from(node.index) + 1)),
+        public("/etc/machine-id", format!("{:032x}\n", u32::from(index) + 1)),
         // There is no name server. With an empty file, no pod waits for one.
         public("/etc/resolv.conf", String::new()),
         public(
@@ -200,7 +201,7 @@ fn files(control_plane: &ControlPlane, node: &NodeName, parts: &NodeParts) -> Re
             format!("127.0.0.1 localhost\n10.0.2.15 {name}\n{HOST_SEEN_FROM_GUEST} control-plane\n"),
         ),
     ];
-    for service in &parts.services {
+    for service in &parts.plan.services {
         let caller = authority.client(Subject { user: &service.user, group: None })?;
         let path = NodeService::kubeconfig(&service.name);
         files.push(private(&path, control_plane.guest_kubeconfig(&caller)?));
@@ -257,7 +258,7 @@ fn kube_proxy_config(node: &str) -> Value {
 /// Returns the configuration of containerd. `runtime` runs pods; crun runs those whose
 /// RuntimeClass names [`USER_NAMESPACES_HANDLER`], and on a node that has gVisor, gVisor runs those that name
 /// [`GVISOR_HANDLER`](gvisor::GVISOR_HANDLER).
-fn containerd_config(pause: &str, runtime: ContainerRuntime, has_gvisor: bool) -> String {
+fn containerd_config(runtime: ContainerRuntime, has_gvisor: bool) -> String {
     let default = match runtime {
         ContainerRuntime::Runc => "runc",
         ContainerRuntime::Crun => USER_NAMESPACES_HANDLER,
@@ -269,7 +270,7 @@ fn containerd_config(pause: &str, runtime: ContainerRuntime, has_gvisor: bool) -
 [plugins."io.containerd.cri.v1.images"]
   snapshotter = "overlayfs"
   [plugins."io.containerd.cri.v1.images".pinned_images]
-    sandbox = "{pause}"
+    sandbox = "{PAUSE}"
 [plugins."io.containerd.cri.v1.runtime"]
   [plugins."io.containerd.cri.v1.runtime".cni]
     bin_dirs = ["/usr/lib/cni"]
@@ -330,10 +331,6 @@ fn in_memory(target: &str) -> Mount {
     }
 }
 
-fn run(name: &str, argv: &[&str], timeout: Duration) -> Step {
-    Step::Run { name: name.into(), argv: strings(argv), timeout }
-}
-
 /// Returns the path of the log of a service on a node that has [services of the caller](super::NodePlan::services). When it
 /// is full, it is renamed and created again.
 #[must_use]
@@ -341,30 +338,15 @@ pub fn log_file(service: &str) -> String {
     format!("/var/log/{service}.log")
 }
 
-/// Returns the step that starts a service of the caller's.
-fn planned(service: &NodeService, node: &NodeName) -> Step {
-    let NodeService { name, argv, socket, user: _ } = service;
-    Step::Service(Service {
-        name: name.clone(),
-        argv: argv.clone(),
-        env: BTreeMap::from([("NODE_NAME".to_owned(), node.name())]),
-        log_file: None,
-        restart: true,
-        ready: Condition::UnixSocket(socket.clone()),
-        ready_within: START_DEADLINE,
-    })
-}
-
-fn service(name: &str, argv: &[&str], when: Condition, is_logged: bool) -> Step {
-    Step::Service(Service {
-        name: name.into(),
-        argv: strings(argv),
-        env: BTreeMap::new(),
-        log_file: is_logged.then(|| log_file(name)),
-        restart: true,
-        ready: when,
-        ready_within: START_DEADLINE,
-    })
+fn service(
+    name: &str,
+    argv: Vec<String>,
+    env: BTreeMap<String, String>,
+    log_file: Option<String>,
+    ready: Condition,
+) -> Step {
+    let ready_within = START_DEADLINE;
+    Step::Service(Service { name: name.into(), argv, env, log_file, restart: true, ready, ready_within })
 }
 
 fn strings(words: &[&str]) -> Vec<String> {

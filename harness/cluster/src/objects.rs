@@ -78,6 +78,20 @@ where
     deleted.with_context(|| named("delete", api, name)).map(drop)
 }
 
+/// Requests the deletion of an object, if it exists. The objects that it owns are deleted, too.
+///
+/// # Errors
+/// The API server refuses the request.
+pub async fn delete_if_exists<K>(api: &Api<K>, name: &str) -> Result<()>
+where
+    K: Resource + DeserializeOwned + Clone + Debug,
+{
+    match api.delete(name, &DeleteParams::background()).await {
+        Err(kube::Error::Api(status)) if status.is_not_found() => Ok(()),
+        deleted => deleted.map_err(api_error).with_context(|| named("delete", api, name)).map(drop),
+    }
+}
+
 /// Deletes an object, and waits until it does not exist.
 ///
 /// # Errors

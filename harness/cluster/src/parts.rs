@@ -9,7 +9,7 @@ use testvm::vm::Accelerator;
 use super::images::{self, NodeParts};
 use super::plan::NodePlan;
 use super::programs::Programs;
-use super::release::KubernetesSource;
+use super::release::KubernetesMinor;
 use super::variant::NodeVariant;
 
 /// The programs and disks that clusters are made of.
@@ -31,12 +31,12 @@ impl Parts {
         session: &Session,
         variant: &NodeVariant,
         plan: impl Future<Output = Result<NodePlan>>,
-        kubernetes: &KubernetesSource,
+        kubernetes: KubernetesMinor,
     ) -> Result<Parts> {
         let programs = Box::pin(Programs::ensure(session, variant.kubelet, kubernetes));
         let node = Box::pin(NodeParts::prepare(session, variant, plan));
         let (programs, node) = tokio::try_join!(programs, node)?;
-        let tools_disk = images::tools_disk(session, &programs, &node.tools).await?;
+        let tools_disk = images::tools_disk(session, &programs, &node.plan.tools).await?;
         Ok(Parts { programs, node, tools_disk })
     }
 

@@ -3,12 +3,10 @@
 //! The authority's key stays in memory. The cluster directory has only the keys of servers and clients. A
 //! directory that is copied, or uploaded with a report, therefore cannot issue new certificates.
 
-use std::net::IpAddr;
-
 use anyhow::{Context, Result};
 use rcgen::{
     BasicConstraints, CertificateParams, CertifiedIssuer, DistinguishedName, DnType, ExtendedKeyUsagePurpose,
-    IsCa, KeyPair, KeyUsagePurpose, SanType,
+    IsCa, KeyPair, KeyUsagePurpose,
 };
 
 /// The certificate authority of one cluster. Servers and clients trust it and no other.
@@ -32,13 +30,6 @@ pub struct Subject<'a> {
     pub group: Option<&'a str>,
 }
 
-/// A name or address in the certificate of a server.
-#[derive(Clone, Copy)]
-pub(crate) enum ServerName<'a> {
-    Dns(&'a str),
-    Ip(IpAddr),
-}
-
 impl Authority {
     /// Creates an authority with a new key.
     pub(crate) fn generate(name: &str) -> Result<Authority> {
@@ -59,27 +50,18 @@ impl Authority {
 
     /// Creates a certificate with which a client authenticates to a server.
     pub fn client(&self, subject: Subject<'_>) -> Result<Identity> {
-        let mut params = leaf(subject.user, ExtendedKeyUsagePurpose::ClientAuth);
+        let mut params = leaf(subject.user, Vec::new(), ExtendedKeyUsagePurpose::ClientAuth)?;
         if let Some(group) = subject.group {
             params.distinguished_name.push(DnType::OrganizationName, group);
         }
         self.sign(params).with_context(|| format!("issue a client certificate for {:?}", subject.user))
     }
 
-    /// Creates a certificate for a server that clients reach by any of `names`.
-    pub(crate) fn server(&self, common: &str, names: &[ServerName<'_>]) -> Result<Identity> {
-        let mut params = leaf(common, ExtendedKeyUsagePurpose::ServerAuth);
-        for name in names {
-            params.subject_alt_names.push(match name {
-                ServerName::Dns(name) => SanType::DnsName(
-                    (*name)
-                        .try_into()
-                        .with_context(|| format!("{name:?} cannot be a DNS name in a certificate"))?,
-                ),
-                ServerName::Ip(address) => SanType::IpAddress(*address),
-            });
-        }
-        self.sign(params).with_context(|| format!("issue a server certificate for {common:?}"))
+    /// Creates a certificate for a server that clients reach by any of these names and addresses.
+    pub(crate) fn server(&self, common: &str, names: Vec<String>) -> Result<Identity> {
+        leaf(common, names, ExtendedKeyUsagePurpose::ServerAuth)
+            .and_then(|params| self.sign(params))
+            .with_context(|| format!("issue a server certificate for {common:?}"))
     }
 
     fn sign(&self, params: CertificateParams) -> Result<Identity> {
@@ -95,13 +77,13 @@ pub(crate) fn signing_key_pair() -> Result<(String, String)> {
     Ok((key.serialize_pem(), key.public_key_pem()))
 }
 
-fn leaf(name: &str, usage: ExtendedKeyUsagePurpose) -> CertificateParams {
-    let mut params = CertificateParams::default();
+fn leaf(name: &str, alternatives: Vec<String>, usage: ExtendedKeyUsagePurpose) -> Result<CertificateParams> {
+    let mut params = CertificateParams::new(alternatives)?;
     params.distinguished_name = common_name(name);
     params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
     params.extended_key_usages = vec![usage];
     params.use_authority_key_identifier_extension = true;
-    params
+    Ok(params)
 }
 
 fn common_name(name: &str) -> DistinguishedName {

@@ -10,7 +10,8 @@ use kube::{Api, ResourceExt};
 use serde_json::json;
 
 use super::api_error::api_error;
-use super::control_plane::{ControlPlane, create_private_dir, write_private};
+use super::control_plane::ControlPlane;
+use super::files::{create_private_dir, write_private};
 
 /// The lifetime of a token, longer than any run.
 const LIFETIME_SECONDS: i64 = 4 * 3600;
@@ -37,7 +38,7 @@ impl ControlPlane {
             answer.map_err(api_error).with_context(|| format!("ask for a token of {namespace}/{account}"))?;
         let token =
             answer.status.and_then(|status| status.token).context("the API server answered no token")?;
-        let directory = self.layout().root().join("pods");
+        let directory = self.layout().root.join("pods");
         create_private_dir(&directory)?;
         let path = directory.join(format!("{name}.kubeconfig"));
         write_private(&path, &self.kubeconfig_of_user(&json!({"token": token})))?;

@@ -1,17 +1,16 @@
-//! The programs of a cluster, built from the pinned modules or provided by the user.
+//! The programs of a cluster, built from the pinned modules.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use testvm::go_build::{self, GoModule, Overlay, Version, VersionVariable};
-use testvm::process::Program;
 use testvm::session::Session;
 
-use super::release::{KubernetesMinor, KubernetesSource};
+use super::release::KubernetesMinor;
 use super::variant::{Kubelet, PATCHED_SUFFIX};
 
 /// kind, and kubeadm of [`KIND_MINOR`].
-pub(crate) const KIND: GoModule = GoModule { name: "kind", without_go: None, ..kubernetes(KIND_MINOR) };
+pub(crate) const KIND: GoModule = GoModule { name: "kind", ..kubernetes(KIND_MINOR) };
 /// The minor release of the clusters of kind: its node image is made for one release.
 pub const KIND_MINOR: KubernetesMinor = KubernetesMinor::V1_36;
 
@@ -22,14 +21,13 @@ pub(crate) const fn conformance(minor: KubernetesMinor) -> Option<GoModule> {
         KubernetesMinor::V1_36 => "conformance/1.36",
         KubernetesMinor::V1_35 => return None,
     };
-    Some(GoModule { name, without_go: None, ..kubernetes(minor) })
+    Some(GoModule { name, ..kubernetes(minor) })
 }
 
 /// Returns the programs of a release.
 pub(crate) const fn kubernetes(minor: KubernetesMinor) -> GoModule {
     GoModule {
         version_variables: const { &kubernetes_variables(|v| v.to_string(), |_| "clean".into()) },
-        without_go: WITHOUT_GO,
         ..GoModule::new(minor.directory(), "k8s.io/kubernetes")
     }
 }
@@ -38,7 +36,6 @@ pub(crate) const fn kubernetes(minor: KubernetesMinor) -> GoModule {
 const fn patched_kubelet(minor: KubernetesMinor) -> GoModule {
     GoModule {
         version_variables: const { &kubernetes_variables(|v| format!("{v}{PATCHED_SUFFIX}"), |_| "dirty".into()) },
-        without_go: None,
         overlay: Some(Overlay {
             artifact: "kubelet-patched",
             rewriter: "../overlay",
@@ -72,14 +69,8 @@ const fn kubernetes_variables(
 const ETCD: GoModule = GoModule {
     // The main package has the name of its directory.
     renamed: &[("server", "etcd")],
-    without_go: WITHOUT_GO,
     ..GoModule::new("etcd", "go.etcd.io/etcd/server/v3")
 };
-
-const WITHOUT_GO: Option<&str> = Some("--kubernetes-bin DIR uses programs you have instead");
-
-/// The variable for the directory of the binaries, by the convention of controller-runtime's setup-envtest.
-const ASSETS_VARIABLE: &str = "KUBEBUILDER_ASSETS";
 
 /// The path of each program.
 #[derive(Clone, Debug)]
@@ -94,73 +85,26 @@ pub(crate) struct Programs {
 }
 
 impl Programs {
-    /// Takes each program from the directory of `source` or from `KUBEBUILDER_ASSETS` if it is there, and builds the
-    /// others. A patched kubelet is always built.
+    /// Builds the programs, or takes them from the cache.
     pub(crate) async fn ensure(
         session: &Session,
         kubelet: Kubelet,
-        source: &KubernetesSource,
+        minor: KubernetesMinor,
     ) -> Result<Programs> {
-        let given = match &source.directory {
-            Some(directory) => Some(directory.clone()),
-            None => std::env::var_os(ASSETS_VARIABLE).map(PathBuf::from),
+        let etcd = go_build::build(session, &ETCD).await?.join("etcd");
+        let kubernetes = go_build::build(session, &kubernetes(minor)).await?;
+        let kubelet = match kubelet {
+            Kubelet::Stock => kubernetes.join("kubelet"),
+            Kubelet::Patched => go_build::build(session, &patched_kubelet(minor)).await?.join("kubelet"),
         };
-        let finder = Finder { session, given };
-        let kubernetes = kubernetes(source.minor);
-        let patched_kubelet = patched_kubelet(source.minor);
         Ok(Programs {
-            etcd: finder.find(&ETCD, "etcd").await?,
-            kube_apiserver: finder.find(&kubernetes, "kube-apiserver").await?,
-            kube_controller_manager: finder.find(&kubernetes, "kube-controller-manager").await?,
-            kube_scheduler: finder.find(&kubernetes, "kube-scheduler").await?,
-            kube_proxy: finder.find(&kubernetes, "kube-proxy").await?,
-            kubelet: match kubelet {
-                Kubelet::Stock => finder.find(&kubernetes, "kubelet").await?,
-                Kubelet::Patched => go_build::build(session, &patched_kubelet).await?.join("kubelet"),
-            },
-            kubectl: finder.find(&kubernetes, "kubectl").await?,
+            etcd,
+            kube_apiserver: kubernetes.join("kube-apiserver"),
+            kube_controller_manager: kubernetes.join("kube-controller-manager"),
+            kube_scheduler: kubernetes.join("kube-scheduler"),
+            kube_proxy: kubernetes.join("kube-proxy"),
+            kubelet,
+            kubectl: kubernetes.join("kubectl"),
         })
-    }
-}
-
-struct Finder<'a> {
-    session: &'a Session,
-    given: Option<PathBuf>,
-}
-
-impl Finder<'_> {
-    async fn find(&self, module: &GoModule, program: &str) -> Result<PathBuf> {
-        if let Some(dir) = &self.given {
-            let path = dir.join(program);
-            if path.is_file() {
-                self.check_version(module, program, &path).await?;
-                return Ok(path);
-            }
-        }
-        // The first call for a module builds all its programs; later calls take them from the cache.
-        Ok(go_build::build(self.session, module).await?.join(program))
-    }
-
-    /// Checks that a provided program has the same minor version as the ones that are built. Kubernetes does
-    /// not support a kubelet that is newer than its API server, and clients of another minor version may not
-    /// see every field.
-    async fn check_version(&self, module: &GoModule, program: &str, path: &Path) -> Result<()> {
-        // kubectl has no --version. It works with any server at most one minor version away.
-        if matches!(program, "etcd" | "kubectl") {
-            return Ok(());
-        }
-        let pinned = go_build::pinned_version(self.session, module)?;
-        let answer = Program::new(path).arg("--version").run().await?.stdout;
-        let found = Version::parse(&answer)
-            .with_context(|| format!("{} --version answered {answer:?}", path.display()))?;
-        anyhow::ensure!(
-            (found.major, found.minor) == (pinned.major, pinned.minor),
-            "{} is {found}, and the cluster runs {}.{}: give a directory of that minor (--kubernetes-bin or \
-             {ASSETS_VARIABLE}), select the other minor (--kubernetes), or give no directory to have it built",
-            path.display(),
-            pinned.major,
-            pinned.minor
-        );
-        Ok(())
     }
 }

@@ -1,7 +1,5 @@
 //! The releases of Kubernetes that clusters run.
 
-use std::path::PathBuf;
-
 /// A minor release of Kubernetes. A `go.mod` in the directory `kubernetes` of the definitions pins its patch release.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub enum KubernetesMinor {
@@ -9,15 +7,6 @@ pub enum KubernetesMinor {
     V1_37,
     V1_36,
     V1_35,
-}
-
-/// The source of the programs of Kubernetes. The default builds all programs of the default minor release.
-#[derive(Clone, Debug, Default)]
-pub struct KubernetesSource {
-    /// The release to build.
-    pub minor: KubernetesMinor,
-    /// A directory with programs of the same minor release. Those that it has are not built.
-    pub directory: Option<PathBuf>,
 }
 
 impl KubernetesMinor {

@@ -8,11 +8,11 @@ use kube::Client;
 use testvm::session::{Project, Session};
 
 use super::control_plane::ControlPlane;
+use super::layout::ClusterSpec;
 use super::node::Node;
 use super::node_spec::DataDisk;
 use super::node_vm::unless_node_ends;
 use super::parts::Parts;
-use super::spec::ClusterSpec;
 use super::variant::NodeVariant;
 
 /// The interval at which a cluster that is only kept running is checked.
@@ -22,7 +22,7 @@ const CHECK_INTERVAL: Duration = Duration::from_secs(5);
 pub struct Cluster {
     control_plane: ControlPlane,
     parts: Parts,
-    nodes: Vec<Node>,
+    node: Node,
 }
 
 impl Cluster {
@@ -45,15 +45,9 @@ impl Cluster {
         parts: Parts,
         diagnose: impl AsyncFnOnce(&Node),
     ) -> Result<Cluster> {
-        let layout = spec.make_directories()?;
-        let programs = parts.programs.clone();
-        let control_plane =
-            ControlPlane::start(session, programs, layout, spec.durability, spec.profile).await?;
-        let mut cluster = Cluster { control_plane, parts, nodes: Vec::new() };
-        let Cluster { control_plane, parts, .. } = &cluster;
-        let node = Node::start(session, control_plane, parts, 0, DataDisk::Mounted, diagnose).await?;
-        cluster.nodes.push(node);
-        Ok(cluster)
+        let control_plane = ControlPlane::start(session, &spec, parts.programs.clone()).await?;
+        let node = Node::start(session, &control_plane, &parts, 0, DataDisk::Mounted, diagnose).await?;
+        Ok(Cluster { control_plane, parts, node })
     }
 
     /// Boots a node and waits until it is Ready. The cluster stops its first node itself. The caller must
@@ -92,7 +86,7 @@ impl Cluster {
     /// Returns the path of a kubectl of the cluster's version.
     #[must_use]
     pub fn kubectl(&self) -> &Path {
-        &self.control_plane.programs().kubectl
+        self.control_plane.kubectl()
     }
 
     /// Returns commands for the user to paste.
@@ -101,10 +95,10 @@ impl Cluster {
         walkthrough(self.control_plane.project(), &self.kubeconfig(), self.kubectl())
     }
 
-    /// Returns the nodes that the cluster stops itself.
+    /// Returns the first node, which the cluster stops itself.
     #[must_use]
-    pub fn nodes(&self) -> &[Node] {
-        &self.nodes
+    pub fn node(&self) -> &Node {
+        &self.node
     }
 
     /// Kills the API server and restarts it, as after a crash.
@@ -133,17 +127,13 @@ impl Cluster {
         self.stop().await
     }
 
-    /// Ends the nodes, then the control plane.
+    /// Ends the node, then the control plane.
     ///
     /// # Errors
     /// A component did not end in order. Even then, no process is left.
     pub async fn stop(self) -> Result<()> {
-        let mut stopped = Ok(());
-        for node in self.nodes {
-            // The other components must be stopped too; the first error is returned.
-            let result = node.stop().await;
-            stopped = stopped.and(result);
-        }
+        // The control plane must be stopped, too. The first error is returned.
+        let stopped = self.node.stop().await;
         stopped.and(self.control_plane.stop().await)
     }
 }

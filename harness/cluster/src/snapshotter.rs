@@ -25,16 +25,12 @@ const SNAPSHOTTER: GoModule = GoModule {
 /// Go is missing, or the module cannot be fetched or built.
 pub async fn images(session: &Session) -> Result<[ContainerImage; 2]> {
     let directory = go_build::build(session, &SNAPSHOTTER).await?;
+    let image = |archive, reference, program: &'static str| {
+        let files = vec![(program, directory.join(program.trim_start_matches('/')))];
+        ContainerImage { archive, reference, files }
+    };
     Ok([
-        ContainerImage {
-            archive: "snapshot-controller.tar",
-            reference: SNAPSHOT_CONTROLLER,
-            files: vec![("/snapshot-controller", directory.join("snapshot-controller"))],
-        },
-        ContainerImage {
-            archive: "csi-snapshotter.tar",
-            reference: CSI_SNAPSHOTTER,
-            files: vec![("/csi-snapshotter", directory.join("csi-snapshotter"))],
-        },
+        image("snapshot-controller.tar", SNAPSHOT_CONTROLLER, "/snapshot-controller"),
+        image("csi-snapshotter.tar", CSI_SNAPSHOTTER, "/csi-snapshotter"),
     ])
 }

@@ -45,55 +45,46 @@ pub async fn until<K>(
     api: Api<K>,
     scope: watch::Config,
     within: Duration,
-    judge: impl FnMut(&BTreeMap<String, K>) -> State,
-) -> Result<BTreeMap<String, K>>
-where
-    K: Resource + Clone + Debug + DeserializeOwned + Send + 'static,
-{
-    unless_node_ends(watched(api, scope, within, judge)).await
-}
-
-async fn watched<K>(
-    api: Api<K>,
-    scope: watch::Config,
-    within: Duration,
     mut judge: impl FnMut(&BTreeMap<String, K>) -> State,
 ) -> Result<BTreeMap<String, K>>
 where
     K: Resource + Clone + Debug + DeserializeOwned + Send + 'static,
 {
     let deadline = Instant::now() + within;
-    let mut changes = pin!(watcher::watcher(api, scope).default_backoff());
-    let mut objects = BTreeMap::new();
-    let mut relisted = BTreeMap::new();
-    let mut last = String::from("the API server has not responded");
-    loop {
-        match timeout_at(deadline, changes.next()).await {
-            Err(_) => bail!("not within {within:?}: {last}"),
-            Ok(None) => bail!("the watch ended: {last}"),
-            // The watcher retries: the API server may be unavailable for a while.
-            Ok(Some(Err(error))) => {
-                last = format!("the watch fails: {error}");
-                continue;
+    let watched = async {
+        let mut changes = pin!(watcher::watcher(api, scope).default_backoff());
+        let mut objects = BTreeMap::new();
+        let mut relisted = BTreeMap::new();
+        let mut last = String::from("the API server has not responded");
+        loop {
+            match timeout_at(deadline, changes.next()).await {
+                Err(_) => bail!("not within {within:?}: {last}"),
+                Ok(None) => bail!("the watch ended: {last}"),
+                // The watcher retries: the API server may be unavailable for a while.
+                Ok(Some(Err(error))) => {
+                    last = format!("the watch fails: {error}");
+                    continue;
+                }
+                Ok(Some(Ok(Change::Init))) => {
+                    relisted = BTreeMap::new();
+                    continue;
+                }
+                Ok(Some(Ok(Change::InitApply(object)))) => {
+                    relisted.insert(key(&object), object);
+                    continue;
+                }
+                Ok(Some(Ok(Change::InitDone))) => objects = std::mem::take(&mut relisted),
+                Ok(Some(Ok(Change::Apply(object)))) => drop(objects.insert(key(&object), object)),
+                Ok(Some(Ok(Change::Delete(object)))) => drop(objects.remove(&key(&object))),
             }
-            Ok(Some(Ok(Change::Init))) => {
-                relisted = BTreeMap::new();
-                continue;
+            match judge(&objects) {
+                State::Ready => return Ok(objects),
+                State::Pending(what) => last = what,
+                State::Failed(why) => bail!("{why}"),
             }
-            Ok(Some(Ok(Change::InitApply(object)))) => {
-                relisted.insert(key(&object), object);
-                continue;
-            }
-            Ok(Some(Ok(Change::InitDone))) => objects = std::mem::take(&mut relisted),
-            Ok(Some(Ok(Change::Apply(object)))) => drop(objects.insert(key(&object), object)),
-            Ok(Some(Ok(Change::Delete(object)))) => drop(objects.remove(&key(&object))),
         }
-        match judge(&objects) {
-            State::Ready => return Ok(objects),
-            State::Pending(what) => last = what,
-            State::Failed(why) => bail!("{why}"),
-        }
-    }
+    };
+    unless_node_ends(watched).await
 }
 
 /// Waits like [`until`], for a single object. `judge` gets it if it exists.
@@ -202,45 +193,38 @@ pub async fn until_logged(
     within: Duration,
     judge: impl Fn(&str) -> State,
 ) -> Result<()> {
-    unless_node_ends(logged(pods, pod, container, within, judge)).await
-}
-
-async fn logged(
-    pods: &Api<Pod>,
-    pod: &str,
-    container: Option<&str>,
-    within: Duration,
-    judge: impl Fn(&str) -> State,
-) -> Result<()> {
     let deadline = Instant::now() + within;
-    let mut last = String::from("nothing was logged");
-    loop {
-        let container = container.map(str::to_owned);
-        let follow = LogParams { container, follow: true, ..LogParams::default() };
-        match timeout_at(deadline, pods.log_stream(pod, &follow)).await {
-            Err(_) => bail!("pod {pod}: not within {within:?}: {last}"),
-            Ok(Err(error)) => last = format!("its log cannot be read: {error}"),
-            Ok(Ok(stream)) => {
-                let mut lines = stream.lines();
-                loop {
-                    match timeout_at(deadline, lines.try_next()).await {
-                        Err(_) => bail!("pod {pod}: not within {within:?}: {last}"),
-                        Ok(Ok(Some(line))) => match judge(&line) {
-                            State::Ready => return Ok(()),
-                            State::Pending(what) => last = what,
-                            State::Failed(why) => bail!("pod {pod}: {why}"),
-                        },
-                        // The container or the connection ended: read the log again from the beginning.
-                        Ok(Ok(None) | Err(_)) => break,
+    let logged = async {
+        let mut last = String::from("nothing was logged");
+        loop {
+            let container = container.map(str::to_owned);
+            let follow = LogParams { container, follow: true, ..LogParams::default() };
+            match timeout_at(deadline, pods.log_stream(pod, &follow)).await {
+                Err(_) => bail!("pod {pod}: not within {within:?}: {last}"),
+                Ok(Err(error)) => last = format!("its log cannot be read: {error}"),
+                Ok(Ok(stream)) => {
+                    let mut lines = stream.lines();
+                    loop {
+                        match timeout_at(deadline, lines.try_next()).await {
+                            Err(_) => bail!("pod {pod}: not within {within:?}: {last}"),
+                            Ok(Ok(Some(line))) => match judge(&line) {
+                                State::Ready => return Ok(()),
+                                State::Pending(what) => last = what,
+                                State::Failed(why) => bail!("pod {pod}: {why}"),
+                            },
+                            // The container or the connection ended: read the log again from the beginning.
+                            Ok(Ok(None) | Err(_)) => break,
+                        }
                     }
                 }
             }
+            if Instant::now() + LOG_RETRY > deadline {
+                bail!("pod {pod}: not within {within:?}: {last}");
+            }
+            sleep(LOG_RETRY).await;
         }
-        if Instant::now() + LOG_RETRY > deadline {
-            bail!("pod {pod}: not within {within:?}: {last}");
-        }
-        sleep(LOG_RETRY).await;
-    }
+    };
+    unless_node_ends(logged).await
 }
 
 fn key<K: Resource>(object: &K) -> String {

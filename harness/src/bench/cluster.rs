@@ -8,7 +8,7 @@ use anyhow::{Context, Result};
 use futures::{StreamExt, TryStreamExt};
 use testvm::cache;
 use testvm::session::Session;
-use testvm_cluster::{Cluster, ClusterProfile, ClusterSpec, Durability, KubernetesSource, Node};
+use testvm_cluster::{Cluster, ClusterProfile, ClusterSpec, Durability, KubernetesMinor, Node};
 
 use super::args::Args;
 use super::measurement::{Environment, Machine, Samples};
@@ -47,10 +47,10 @@ pub(super) async fn measured(
     measure: impl AsyncFnOnce(&Cluster, &Node) -> Result<Samples>,
 ) -> Result<Environment> {
     let options = options.with_kernel(args.kernel.clone());
-    let kubernetes = KubernetesSource::default();
+    let kubernetes = KubernetesMinor::default();
     let additions = Additions { tools: tools.to_vec(), ..Additions::default() };
     let profile = ClusterProfile::Benchmark;
-    let parts = Box::pin(nodes::parts(session, &kubernetes, &options, profile, additions)).await?;
+    let parts = Box::pin(nodes::parts(session, kubernetes, &options, profile, additions)).await?;
     let place = format!("node in a virtual machine ({})", parts.accelerator());
     let directory = tempfile::tempdir().context("create a temporary directory")?;
     let logs = session.workspace.reports("bench").join(name);
@@ -64,11 +64,11 @@ pub(super) async fn measured(
         e2e::install_driver(session, &cluster).await?;
         create_namespace(cluster.client(), NAMESPACE).await?;
         step.done("");
-        let node = cluster.nodes().first().context("the cluster has no node")?;
+        let node = cluster.node();
         let rows = measure(&cluster, node).await?.0;
         let read = async |path: &str| node.output(&["cat", path], READ_TIMEOUT).await;
         let (cpuinfo, kernel) = (read(Machine::CPUINFO).await?, read(Machine::KERNEL).await?);
-        let machine = Machine::of(&cpuinfo, &kernel, "xfs", Some(kubernetes.minor.name()));
+        let machine = Machine::of(&cpuinfo, &kernel, "xfs", Some(kubernetes.name()));
         Ok(Environment { place, machine, rows })
     };
     let measured: Result<Environment> = Box::pin(measured).await;

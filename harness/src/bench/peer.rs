@@ -26,7 +26,6 @@ const SIDECARS: GoModule = GoModule {
     versioned_by: "github.com/kubernetes-csi/external-provisioner/v5",
     version_variables: &[],
     renamed: &[],
-    without_go: None,
     overlay: None,
 };
 /// The module of external-resizer.

@@ -9,7 +9,7 @@ use anyhow::{Context, Result};
 use tempfile::TempDir;
 use testvm::process::Process;
 use testvm::session::Session;
-use testvm_cluster::{ClusterProfile, ControlPlane, KubernetesSource};
+use testvm_cluster::{ClusterProfile, ControlPlane, KubernetesMinor};
 
 use super::cluster::NAMESPACE;
 use super::counting_proxy::CountingProxy;
@@ -158,25 +158,21 @@ pub(super) async fn beside_control_plane(
     place: &str,
     measure: impl AsyncFnOnce(&ControlPlane, &Path) -> Result<Samples>,
 ) -> Result<Environment> {
-    let kubernetes = KubernetesSource::default();
+    let kubernetes = KubernetesMinor::default();
     let (nodes, profile) = (NODES.map(str::to_owned), ClusterProfile::Benchmark);
     let measure = async |control_plane: &ControlPlane, kubeconfigs: &Path| {
         create_namespace(control_plane.client(), NAMESPACE).await?;
         measure(control_plane, kubeconfigs).await
     };
-    let samples = fake_nodes::with_driver(session, &nodes, profile, &kubernetes, logs, measure).await?;
-    environment(place, &kubernetes, samples)
+    let samples = fake_nodes::with_driver(session, &nodes, profile, kubernetes, logs, measure).await?;
+    environment(place, kubernetes, samples)
 }
 
 /// Returns rows that were measured on this machine, with its description. None of its file systems affects the measurements.
-pub(super) fn environment(
-    place: &str,
-    kubernetes: &KubernetesSource,
-    samples: Samples,
-) -> Result<Environment> {
+pub(super) fn environment(place: &str, kubernetes: KubernetesMinor, samples: Samples) -> Result<Environment> {
     let read = |path: &str| std::fs::read_to_string(path).with_context(|| format!("read {path}"));
     let (cpuinfo, kernel) = (read(Machine::CPUINFO)?, read(Machine::KERNEL)?);
-    let machine = Machine::of(&cpuinfo, &kernel, "none", Some(kubernetes.minor.name()));
+    let machine = Machine::of(&cpuinfo, &kernel, "none", Some(kubernetes.name()));
     Ok(Environment { place: place.to_owned(), machine, rows: samples.0 })
 }
 

@@ -52,7 +52,7 @@ impl CommandArgs {
 pub struct Args {
     /// Use this cluster rather than one of the harness's own. Its nodes must have the images, and an XFS file
     /// system with project quotas mounted at the manifests' data directory.
-    #[arg(long, value_name = "FILE", conflicts_with_all = ["cluster", "keep", "self_check", "broken", "kubernetes", "kubernetes_bin", "kubelet", "losetup", "node_image", "kubelet_root", "kernel"])]
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["cluster", "keep", "self_check", "broken", "kubernetes", "kubelet", "losetup", "node_image", "kubelet_root", "kernel"])]
     pub(super) kubeconfig: Option<PathBuf>,
 
     /// Run on a cluster of this program, in a virtual machine with Docker, rather than on one of the harness's own. Without
@@ -277,7 +277,7 @@ mod tests {
 
     #[test]
     fn again_returns_the_same_command_line() {
-        let words = ["e2e", "--keep", "--break", "no-disk", "--kubernetes-bin", "/k"];
+        let words = ["e2e", "--keep", "--break", "no-disk", "--kubernetes", "1.36"];
         let again = parse(words).again();
         assert_eq!(again, words);
         let broken = Line::parse_from(again).args.into_args().broken;

@@ -45,6 +45,6 @@ pub(crate) async fn nothing_left(session: &Session, cluster: &Cluster, before: &
 pub(crate) async fn write_state(session: &Session, cluster: &Cluster, directory: &Path) -> Result<()> {
     let env = TestEnv::in_namespace(session, cluster, NAMESPACE)?;
     state_dump::write(&env, directory).await;
-    state_dump::write_bundles(session, cluster.nodes(), directory).await;
+    state_dump::write_node(session, cluster.node(), directory).await;
     Ok(())
 }

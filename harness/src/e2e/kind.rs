@@ -13,7 +13,7 @@ use testvm::report::{Outcome, Report};
 use testvm::session::Session;
 use testvm::steps::{StepResult, Steps};
 use testvm_cluster::kind::{KindMachine, KindParts, KindPlan};
-use testvm_cluster::{ContainerImage, KubernetesSource, client};
+use testvm_cluster::{ContainerImage, KubernetesMinor, client};
 
 use super::runner::{AfterFailure, Plan, Runner, Selection, StoryRunner};
 use super::{console, documents, host_service, state_dump};
@@ -73,7 +73,7 @@ pub(super) async fn run(
     manifests: Manifests,
     namespace: &str,
     stories: Stories<'_>,
-    kubernetes: &KubernetesSource,
+    kubernetes: KubernetesMinor,
     reports: &Path,
 ) -> Result<Report> {
     state_dump::clear(reports)?;
@@ -100,7 +100,7 @@ pub(super) async fn run(
 async fn boot(
     session: &Session,
     report: &mut Report,
-    kubernetes: &KubernetesSource,
+    kubernetes: KubernetesMinor,
     documents: bool,
     directory: &Path,
     logs: &Path,

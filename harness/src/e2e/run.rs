@@ -31,8 +31,8 @@ pub async fn run(session: &Session, args: &Args) -> Result<Report> {
     let reports = args.reports(session);
     if args.is_on_kind() {
         let stories = kind::Stories { selection: args.selection(), documents: args.names_none() };
-        let kubernetes = args.kubernetes().source_for_kind();
-        return Box::pin(kind::run(session, manifests, NAMESPACE, stories, &kubernetes, &reports)).await;
+        let kubernetes = args.kubernetes().minor_for_kind();
+        return Box::pin(kind::run(session, manifests, NAMESPACE, stories, kubernetes, &reports)).await;
     }
     if let Some(kubeconfig) = &args.kubeconfig {
         let selection = args.selection();
@@ -68,7 +68,7 @@ pub async fn run(session: &Session, args: &Args) -> Result<Report> {
         }
         state_dump::write(&env, &reports).await;
         if !report.succeeded() {
-            state_dump::write_bundles(session, cluster.nodes(), &reports).await;
+            state_dump::write_node(session, cluster.node(), &reports).await;
         }
     }
     if args.keep {
@@ -105,8 +105,8 @@ async fn start(
     let mut steps = Steps::begin(session, report, "cluster");
     let parts = async {
         let additions = additions(session, args.selection()).await?;
-        let kubernetes = args.kubernetes().source();
-        nodes::parts(session, &kubernetes, &args.nodes, ClusterProfile::Default, additions).await
+        let kubernetes = args.kubernetes().minor();
+        nodes::parts(session, kubernetes, &args.nodes, ClusterProfile::Default, additions).await
     };
     own_cluster::start(session, &mut steps, parts, places).await
 }

@@ -67,20 +67,18 @@ pub(super) async fn write_failure(session: &Session, env: &TestEnv<'_>, steps: &
     let dir = dir.join(FAILURES).join(steps.replace(' ', "-"));
     write(env, &dir).await;
     if let Some(cluster) = env.cluster {
-        write_bundles(session, cluster.nodes(), &dir).await;
+        write_node(session, cluster.node(), &dir).await;
     }
 }
 
-/// Writes the archive of `dbg bundle` of each node into `dir`. If a node gives none, for example because its
-/// power is off, the reason is printed. After Ctrl-C there is no time for archives.
-pub(super) async fn write_bundles(session: &Session, nodes: &[Node], dir: &Path) {
-    let bundles = async {
-        for node in nodes {
-            try_write_bundle(node, dir).await;
-        }
+/// Writes the archive of `dbg bundle` of a node into `dir`. If the node gives none, for example because its power is off, the
+/// reason is printed. After Ctrl-C there is no time for an archive.
+pub(super) async fn write_node(session: &Session, node: &Node, dir: &Path) {
+    let bundle = async {
+        try_write_bundle(node, dir).await;
         Ok(())
     };
-    drop(session.until_cancelled(bundles).await);
+    drop(session.until_cancelled(bundle).await);
 }
 
 /// Writes the archive of `dbg bundle` of a node into `dir`, or prints why there is none.

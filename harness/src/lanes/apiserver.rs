@@ -13,7 +13,7 @@ use futures::future::LocalBoxFuture;
 use testvm::process::Program;
 use testvm::report::Report;
 use testvm::session::Session;
-use testvm_cluster::{ClusterProfile, KubernetesSource};
+use testvm_cluster::{ClusterProfile, KubernetesMinor};
 
 use super::libtest::Run;
 use super::passes::require_pass;
@@ -34,7 +34,7 @@ const SHARDS: usize = 2;
 
 /// Runs all tests, or those whose names contain one of `only`. The text [`chart::NAME`] selects the checks of the Helm chart,
 /// and [`restored_backup::NAME`] the restoration of etcd.
-pub(super) async fn run(session: &Session, kubernetes: &KubernetesSource, only: &[String]) -> Result<Report> {
+pub(super) async fn run(session: &Session, kubernetes: KubernetesMinor, only: &[String]) -> Result<Report> {
     let names = [chart::NAME, restored_backup::NAME];
     let (parts, tests): (Vec<&str>, Vec<&str>) =
         only.iter().map(String::as_str).partition(|text| names.contains(text));
@@ -83,7 +83,7 @@ fn shards(all: &[String], only: &[&str]) -> Vec<Vec<String>> {
 
 async fn run_shard(
     session: &Session,
-    kubernetes: &KubernetesSource,
+    kubernetes: KubernetesMinor,
     path: &Path,
     number: usize,
     tests: Vec<String>,
@@ -96,7 +96,7 @@ async fn run_shard(
 }
 
 /// The restoration changes the control plane for all who use it.
-async fn restore_backup(session: &Session, kubernetes: &KubernetesSource, path: &Path) -> Result<Report> {
+async fn restore_backup(session: &Session, kubernetes: KubernetesMinor, path: &Path) -> Result<Report> {
     let logs = session.workspace.reports("test").join("apiserver");
     fake_nodes::with_live_tests(session, path, PROFILE, kubernetes, &logs, async |tests, control_plane| {
         let restored = restored_backup::run(session, tests, control_plane, &logs).await?;

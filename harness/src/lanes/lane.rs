@@ -54,7 +54,7 @@ pub(super) enum LaneOption {
 impl LaneOption {
     pub(super) fn names(self) -> &'static str {
         match self {
-            LaneOption::Kubernetes => "--kubernetes and --kubernetes-bin",
+            LaneOption::Kubernetes => "--kubernetes",
             LaneOption::Kernel => "--kernel",
             LaneOption::Only => "--only",
             LaneOption::Quick => "--quick",
@@ -130,7 +130,7 @@ pub(super) const LANES: &[Lane] = &[
         needs: "a control plane without nodes (Go)",
         takes: &[LaneOption::Kubernetes, LaneOption::Only],
         run: |session, args| {
-            Box::pin(async { apiserver::run(session, &args.e2e.kubernetes().source(), &args.only).await })
+            Box::pin(async { apiserver::run(session, args.e2e.kubernetes().minor(), &args.only).await })
         },
         ..CI
     },
@@ -179,7 +179,7 @@ pub(super) const LANES: &[Lane] = &[
         run: |session, args| {
             Box::pin(async {
                 let selection = conformance::Selection::new(args.quick, &args.only);
-                conformance::run(session, &args.e2e.kubernetes().source(), &selection).await
+                conformance::run(session, args.e2e.kubernetes().minor(), &selection).await
             })
         },
         ..CI
@@ -266,7 +266,7 @@ pub(super) const LANES: &[Lane] = &[
         part: Some("second-driver"),
         about: "local-path-provisioner, for which the checks of the capacity must fail",
         run: |session, args| {
-            Box::pin(async { second_driver::run(session, &args.e2e.kubernetes().source()).await })
+            Box::pin(async { second_driver::run(session, args.e2e.kubernetes().minor()).await })
         },
         ..PART
     },

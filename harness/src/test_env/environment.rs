@@ -159,7 +159,7 @@ impl<'a> TestEnv<'a> {
         namespace: &str,
     ) -> Result<TestEnv<'a>> {
         let driver = Driver::of(&manifests)?;
-        let node = cluster.and_then(|cluster| cluster.nodes().first());
+        let node = cluster.map(Cluster::node);
         let namespace = namespace.to_owned();
         let timeouts = RunTimeouts::new(Timeouts::FULL);
         let (reports, caused) = (None, Caused::default());
@@ -214,28 +214,14 @@ impl<'a> TestEnv<'a> {
     /// # Errors
     /// There is none. A step over no pods would pass without a check.
     pub(crate) async fn live_driver_pods(&self) -> Result<Vec<Pod>> {
-        require_any(self.driver_pods_if_any().await?)
+        let pods = self.driver_pods_if_any().await?;
+        anyhow::ensure!(!pods.is_empty(), "the driver has no pods");
+        Ok(pods)
     }
 
     /// Returns the driver's pods that are not being deleted, of which there may be none.
     pub(crate) async fn driver_pods_if_any(&self) -> Result<Vec<Pod>> {
         let pods = objects::list(&self.driver_pods(), self.driver.pod_labels()).await?;
         Ok(pods.into_iter().filter(|pod| pod.metadata.deletion_timestamp.is_none()).collect())
-    }
-}
-
-fn require_any(pods: Vec<Pod>) -> Result<Vec<Pod>> {
-    anyhow::ensure!(!pods.is_empty(), "the driver has no pods");
-    Ok(pods)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn steps_over_no_pods_fail() {
-        assert_eq!(require_any(vec![Pod::default()]).unwrap().len(), 1);
-        assert_eq!(require_any(Vec::new()).unwrap_err().to_string(), "the driver has no pods");
     }
 }

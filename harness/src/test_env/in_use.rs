@@ -2,6 +2,7 @@
 
 use anyhow::Result;
 use kube::ResourceExt;
+use testvm_cluster::containers::Container;
 use testvm_cluster::objects;
 
 use super::environment::TestEnv;
@@ -77,8 +78,7 @@ impl InUse {
 pub(crate) async fn running(env: &TestEnv<'_>) -> Result<Vec<String>> {
     let pods = objects::list(&env.pods(), "").await?;
     let identities = pods.iter().flat_map(|pod| {
-        let statuses = pod.status.iter().flat_map(|status| status.container_statuses.iter().flatten());
-        statuses.map(move |status| {
+        Container::all(pod).map(move |(_, status)| {
             let (uid, id) = (pod.uid().unwrap_or_default(), status.container_id.as_deref().unwrap_or("none"));
             let state = if status.ready { "ready" } else { "not ready" };
             format!(

@@ -3,34 +3,31 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
+use testvm::process::Program;
 use testvm::session::Session;
 pub(crate) use testvm_cluster::manifests::Manifests;
 
 /// Reads the manifests that a user applies.
 pub(crate) fn of_driver(session: &Session) -> Result<Manifests> {
-    Manifests::read(&session.workspace.root().join("csi").join("deploy"))
+    Manifests::read(&deploy(session.workspace.root()))
 }
 
 /// Reads the objects that the component claim-labels adds to those of the driver.
 pub(crate) fn of_claim_labels(session: &Session) -> Result<Manifests> {
-    Manifests::read(&session.workspace.root().join("csi").join("deploy").join("claim-labels"))
+    Manifests::read(&deploy(session.workspace.root()).join("claim-labels"))
 }
 
-/// Reads the manifests with the rights of node-debug and of the account of `dbg kubectl`.
-pub(crate) fn of_node_debug(session: &Session) -> Result<Manifests> {
-    Manifests::read_files(&node_debug_files(session.workspace.root(), &["rbac.yaml", "viewer.yaml"]))
-}
-
-/// Reads the manifests that let the account of `dbg kubectl` read the logs of the driver.
-pub(crate) fn of_driver_logs(session: &Session) -> Result<Manifests> {
-    Manifests::read_files(&node_debug_files(session.workspace.root(), &["driver-logs.yaml"]))
+/// Reads manifests of node-debug.
+pub(crate) fn of_node_debug(root: &Path, names: &[&str]) -> Result<Manifests> {
+    let directory = root.join("csi").join("node-debug").join("deploy");
+    Manifests::read_files(&names.iter().map(|name| directory.join(name)).collect::<Vec<_>>())
 }
 
 /// Renders the manifests of a checkout with one of their components, as a user adds it to `kustomization.yaml`.
 pub(crate) async fn with_component(root: &Path, kubectl: &Path, component: &str) -> Result<Manifests> {
     let directory = tempfile::tempdir().context("create a temporary directory")?;
     let copy = directory.path().join("deploy");
-    copy_files(&root.join("csi").join("deploy"), &copy).context("copy the manifests")?;
+    Program::new("cp").arg("--archive").args([&deploy(root), &copy]).run().await?;
     let path = copy.join("kustomization.yaml");
     let kustomization = std::fs::read_to_string(&path).with_context(|| format!("read {}", path.display()))?;
     std::fs::write(&path, format!("{kustomization}components:\n  - {component}\n"))
@@ -40,27 +37,11 @@ pub(crate) async fn with_component(root: &Path, kubectl: &Path, component: &str)
 
 /// Renders the manifests of snapshot-controller.
 pub(crate) async fn of_snapshot_controller(root: &Path, kubectl: &Path) -> Result<Manifests> {
-    Manifests::render(kubectl, &root.join("csi").join("deploy").join("snapshot-controller")).await
+    Manifests::render(kubectl, &deploy(root).join("snapshot-controller")).await
 }
 
-fn node_debug_files(root: &Path, names: &[&str]) -> Vec<PathBuf> {
-    let directory = root.join("csi").join("node-debug").join("deploy");
-    names.iter().map(|name| directory.join(name)).collect()
-}
-
-/// Copies a directory with its directories.
-fn copy_files(from: &Path, to: &Path) -> std::io::Result<()> {
-    std::fs::create_dir_all(to)?;
-    for entry in std::fs::read_dir(from)? {
-        let entry = entry?;
-        let target = to.join(entry.file_name());
-        if entry.file_type()?.is_dir() {
-            copy_files(&entry.path(), &target)?;
-        } else {
-            std::fs::copy(entry.path(), target)?;
-        }
-    }
-    Ok(())
+fn deploy(root: &Path) -> PathBuf {
+    root.join("csi").join("deploy")
 }
 
 #[cfg(test)]
@@ -72,7 +53,7 @@ mod tests {
     /// `namespace` in a user's kustomization moves the accounts, and changes no expression.
     #[test]
     fn no_admission_policy_names_a_namespace() {
-        let deploy = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap().join("csi").join("deploy");
+        let deploy = deploy(Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap());
         let components = ["builtin-objects", "claim-labels", "node-loss", "snapshots"];
         let directories = components.into_iter().map(|name| deploy.join(name)).chain([deploy.clone()]);
         let files: Vec<_> = directories.map(|directory| directory.join("admission.yaml")).collect();
@@ -87,7 +68,7 @@ mod tests {
     #[test]
     fn dbg_account_reads_only_storage_objects() {
         let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
-        let manifests = Manifests::read_files(&node_debug_files(root, &["viewer.yaml"])).unwrap();
+        let manifests = of_node_debug(root, &["viewer.yaml"]).unwrap();
         let role: ClusterRole = manifests.only("ClusterRole").unwrap();
         let binding: ClusterRoleBinding = manifests.only("ClusterRoleBinding").unwrap();
         assert_eq!(Some(binding.role_ref.name), role.metadata.name);

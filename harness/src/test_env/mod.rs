@@ -15,7 +15,6 @@ pub(crate) mod rejected_writes;
 pub(crate) mod runtime_classes;
 pub(crate) mod sizes;
 pub(crate) mod snapshots;
-pub(crate) mod user_namespaces;
 pub(crate) mod users;
 pub(crate) mod volume_work;
 pub(crate) mod workload;

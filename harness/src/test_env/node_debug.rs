@@ -30,14 +30,16 @@ trap 'rm -rf \"$directory\"' EXIT
 \"$1\" bundle --output \"$directory/bundle.tar\" >&2
 base64 --wrap=0 \"$directory/bundle.tar\"";
 
-/// Grants node-debug what an administrator grants it.
+/// Grants node-debug what an administrator grants it, and the account of `dbg kubectl` its rights.
 pub(crate) async fn grant(session: &Session, client: &Client) -> Result<()> {
-    manifests::of_node_debug(session)?.apply(client).await.context("grant node-debug its rights")
+    let manifests = manifests::of_node_debug(session.workspace.root(), &["rbac.yaml", "viewer.yaml"])?;
+    manifests.apply(client).await.context("grant node-debug its rights")
 }
 
 /// Lets the account of `dbg kubectl` read the logs of the driver. The driver's namespace must exist.
 pub(crate) async fn grant_driver_logs(session: &Session, client: &Client) -> Result<()> {
-    manifests::of_driver_logs(session)?.apply(client).await.context("grant node-debug the driver's logs")
+    let manifests = manifests::of_node_debug(session.workspace.root(), &["driver-logs.yaml"])?;
+    manifests.apply(client).await.context("grant node-debug the driver's logs")
 }
 
 /// Runs `dbg` on a node, and returns its output, whatever its exit code.

@@ -8,9 +8,8 @@ use k8s_openapi::api::admissionregistration::v1::{
     ValidatingAdmissionPolicy, ValidatingAdmissionPolicyBinding,
 };
 use k8s_openapi::api::core::v1::PersistentVolume;
-use kube::api::{DeleteParams, PostParams};
+use kube::api::PostParams;
 use kube::{Api, Resource};
-use serde::de::DeserializeOwned;
 use serde_json::json;
 use testvm_cluster::api_error::api_error;
 use testvm_cluster::objects;
@@ -99,18 +98,8 @@ where
 /// Deletes the policy, if there is one.
 pub(crate) async fn allow(env: &TestEnv<'_>) -> Result<()> {
     let (policies, bindings) = policies(env);
-    delete(&bindings).await.context("unbind the policy")?;
-    delete(&policies).await.context("delete the policy")
-}
-
-async fn delete<K>(objects: &Api<K>) -> Result<()>
-where
-    K: Clone + DeserializeOwned + std::fmt::Debug,
-{
-    match objects.delete(POLICY, &DeleteParams::default()).await {
-        Err(kube::Error::Api(status)) if status.is_not_found() => Ok(()),
-        deleted => deleted.map(drop).map_err(api_error),
-    }
+    objects::delete_if_exists(&bindings, POLICY).await?;
+    objects::delete_if_exists(&policies, POLICY).await
 }
 
 fn policies(env: &TestEnv<'_>) -> (Api<ValidatingAdmissionPolicy>, Api<ValidatingAdmissionPolicyBinding>) {

@@ -119,38 +119,34 @@ pub(crate) fn retaining_class(env: &TestEnv<'_>, name: &str) -> DynamicObject {
 /// without these kinds has none.
 pub(crate) async fn delete_all(env: &TestEnv<'_>) -> Result<()> {
     let listed = match contents(env).list(&ListParams::default()).await {
-        Err(kube::Error::Api(status)) if status.code == 404 => return Ok(()),
+        Err(kube::Error::Api(status)) if status.is_not_found() => return Ok(()),
         listed => listed.map_err(api_error).context("list the VolumeSnapshotContents")?,
     };
-    let nodes: Api<Node> = Api::all(env.client.clone());
-    let nodes = objects::list(&nodes, "").await?;
+    let nodes = objects::list(&Api::<Node>::all(env.client.clone()), "").await?;
     let nodes: BTreeSet<String> = nodes.iter().map(ResourceExt::name_any).collect();
     let deleted = snapshots(env).delete_collection(&DeleteParams::default(), &ListParams::default()).await;
     deleted.map_err(api_error).context("delete the VolumeSnapshots")?;
     for content in listed.iter().filter(|content| content.data["spec"]["driver"] == env.driver.name.as_str())
     {
         let name = content.name_any();
-        let patch = Patch::Merge(json!({"spec": {"deletionPolicy": "Delete"}}));
-        if_found(contents(env).patch(&name, &PatchParams::default(), &patch).await)
-            .with_context(|| format!("have VolumeSnapshotContent {name} delete its snapshot"))?;
-        if_found(contents(env).delete(&name, &DeleteParams::default()).await)
-            .with_context(|| format!("delete {CONTENT} {name}"))?;
+        patch_if_exists(env, &name, json!({"spec": {"deletionPolicy": "Delete"}})).await?;
+        objects::delete_if_exists(&contents(env), &name).await?;
         // The csi-snapshotter of its node removes the finalizers, if there is such a node.
         if content.labels().get(MANAGED_BY).is_none_or(|node| !nodes.contains(node)) {
-            let patch = Patch::Merge(json!({"metadata": {"finalizers": null}}));
-            if_found(contents(env).patch(&name, &PatchParams::default(), &patch).await)
-                .with_context(|| format!("remove the finalizers of {CONTENT} {name}"))?;
+            patch_if_exists(env, &name, json!({"metadata": {"finalizers": null}})).await?;
         }
         objects::until_gone(contents(env), &name, env.timeouts.end).await?;
     }
     Ok(())
 }
 
-/// Returns an error unless the call succeeded or its object does not exist.
-fn if_found<T>(called: kube::Result<T>) -> Result<()> {
-    match called {
-        Err(kube::Error::Api(status)) if status.code == 404 => Ok(()),
-        called => called.map_err(api_error).map(drop),
+/// Changes a VolumeSnapshotContent, if it exists.
+async fn patch_if_exists(env: &TestEnv<'_>, name: &str, change: Value) -> Result<()> {
+    match contents(env).patch(name, &PatchParams::default(), &Patch::Merge(&change)).await {
+        Err(kube::Error::Api(status)) if status.is_not_found() => Ok(()),
+        patched => {
+            patched.map_err(api_error).with_context(|| format!("patch {CONTENT} {name}: {change}")).map(drop)
+        }
     }
 }
 
@@ -201,11 +197,7 @@ pub(crate) fn classes(env: &TestEnv<'_>) -> Api<DynamicObject> {
 }
 
 fn resource(kind: &str) -> ApiResource {
-    let plural = match kind {
-        CLASS => "volumesnapshotclasses".to_owned(),
-        _ => format!("{}s", kind.to_lowercase()),
-    };
-    ApiResource::from_gvk_with_plural(&GroupVersionKind::gvk(GROUP, "v1", kind), &plural)
+    ApiResource::from_gvk(&GroupVersionKind::gvk(GROUP, "v1", kind))
 }
 
 fn object(kind: &str, name: &str, data: Value) -> DynamicObject {
@@ -218,8 +210,6 @@ mod tests {
 
     use testvm::go_build::required_version;
     use testvm_cluster::snapshotter::{CSI_SNAPSHOTTER, MODULE, SNAPSHOT_CONTROLLER};
-
-    use super::*;
 
     #[test]
     fn manifests_use_pinned_image_version() {
@@ -236,11 +226,5 @@ mod tests {
                 "{manifest} does not name {image}"
             );
         }
-    }
-
-    #[test]
-    fn kinds_have_custom_resource_plurals() {
-        let plurals = [SNAPSHOT, CONTENT, CLASS].map(|kind| resource(kind).plural);
-        assert_eq!(plurals, ["volumesnapshots", "volumesnapshotcontents", "volumesnapshotclasses"]);
     }
 }

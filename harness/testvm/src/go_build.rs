@@ -22,8 +22,6 @@ pub struct GoModule {
     pub version_variables: &'static [VersionVariable],
     /// Programs whose package path ends in another name than the one users know: (built name, final name).
     pub renamed: &'static [(&'static str, &'static str)],
-    /// The remedy for a user without Go.
-    pub without_go: Option<&'static str>,
     /// The changes of its sources, if it is not built as it is.
     pub overlay: Option<Overlay>,
 }
@@ -83,7 +81,7 @@ impl GoModule {
     /// Returns a module that is built as it is: the programs have no version, and the names of their directories.
     #[must_use]
     pub const fn new(name: &'static str, versioned_by: &'static str) -> GoModule {
-        GoModule { name, versioned_by, version_variables: &[], renamed: &[], without_go: None, overlay: None }
+        GoModule { name, versioned_by, version_variables: &[], renamed: &[], overlay: None }
     }
 
     fn artifact(&self) -> &'static str {
@@ -175,8 +173,7 @@ impl Pinned {
         let source = session.workspace.definitions().join(module.name);
         let (go_mod, version) = go_mod(session, module)?;
         let toolchain = toolchain(&source, &go_mod).await.with_context(|| {
-            let otherwise = module.without_go.map(|what| format!("; {what}")).unwrap_or_default();
-            format!("building {} {version} takes Go (https://go.dev/dl){otherwise}", module.artifact())
+            format!("building {} {version} takes Go (https://go.dev/dl)", module.artifact())
         })?;
         let linker_flags = linker_flags(module, &version);
         Ok(Pinned { source, go_mod, version, toolchain, linker_flags })

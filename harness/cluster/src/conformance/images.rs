@@ -18,8 +18,9 @@ const COMPONENTS: &str = "registry.k8s.io/";
 
 /// The path of busybox in the images, which runs as the command whose name it has.
 const BUSYBOX: &str = "/usr/bin/busybox";
-/// The directory of the links to it, and that of the shell.
+/// The directory of the links to it, and the shell.
 const BIN: &str = "/bin";
+const SHELL: &str = "/bin/sh";
 /// The commands that are not links to busybox in an image with programs of Debian. A shell of busybox would run its own dd.
 const OF_DEBIAN: [&str; 3] = ["sh", "ash", "dd"];
 
@@ -42,12 +43,14 @@ pub(super) async fn archives(
     let commands =
         Program::new(&busybox).arg("--list").run().await.context("list the commands of busybox")?;
     let commands: Vec<&str> = commands.stdout.lines().collect();
+    let shell = || image(SHELL, busybox_entries(&busybox, &commands, &[]));
+    let pause = Entry::Program { path: "/pause".into(), host: programs.pause.to_owned() };
     let mut images = [
         ("agnhost.tar", agnhost(programs.agnhost, &busybox, &commands), TEST_IMAGES, "agnhost"),
-        ("busybox.tar", shell_image(&busybox, &commands), TEST_IMAGES, "busybox"),
-        ("nginx.tar", shell_image(&busybox, &commands), TEST_IMAGES, "nginx"),
+        ("busybox.tar", shell(), TEST_IMAGES, "busybox"),
+        ("nginx.tar", shell(), TEST_IMAGES, "nginx"),
         ("glibc.tar", glibc(&debian, &busybox, &commands), TEST_IMAGES, "glibc-dns-testing"),
-        ("pause-3.tar", pause(programs.pause), COMPONENTS, "pause"),
+        ("pause-3.tar", image("/pause", vec![pause]), COMPONENTS, "pause"),
     ];
     let mut recipe = Recipe::new("conformance-images", 1);
     for (archive, image, registry, name) in &mut images {
@@ -106,21 +109,8 @@ fn described(mut recipe: Recipe, image: &Image) -> Result<Recipe> {
 /// agnhost runs a command by its first argument. Tests run commands of the shell in the same image.
 fn agnhost(agnhost: &Path, busybox: &Path, commands: &[&str]) -> Image {
     let program = Entry::Program { path: "/agnhost".into(), host: agnhost.to_owned() };
-    Image {
-        references: Vec::new(),
-        entrypoint: vec!["/agnhost".into()],
-        command: vec!["pause".into()],
-        entries: [program].into_iter().chain(busybox_entries(busybox, commands, &[])).collect(),
-    }
-}
-
-fn shell_image(busybox: &Path, commands: &[&str]) -> Image {
-    Image {
-        references: Vec::new(),
-        entrypoint: vec![format!("{BIN}/sh")],
-        command: Vec::new(),
-        entries: busybox_entries(busybox, commands, &[]),
-    }
+    let entries = [program].into_iter().chain(busybox_entries(busybox, commands, &[])).collect();
+    Image { command: vec!["pause".into()], ..image("/agnhost", entries) }
 }
 
 /// The image for tests that need programs of GNU. Its other commands are those of busybox.
@@ -128,17 +118,12 @@ fn glibc(debian: &[(String, PathBuf)], busybox: &Path, commands: &[&str]) -> Ima
     let mut entries = busybox_entries(busybox, commands, &OF_DEBIAN);
     entries
         .extend(debian.iter().map(|(path, host)| Entry::Program { path: path.clone(), host: host.clone() }));
-    entries.push(Entry::Link { path: format!("{BIN}/sh"), target: DASH.path().into() });
-    Image { references: Vec::new(), entrypoint: vec![format!("{BIN}/sh")], command: Vec::new(), entries }
+    entries.push(Entry::Link { path: SHELL.into(), target: DASH.path().into() });
+    image(SHELL, entries)
 }
 
-fn pause(program: &Path) -> Image {
-    Image {
-        references: Vec::new(),
-        entrypoint: vec!["/pause".into()],
-        command: Vec::new(),
-        entries: vec![Entry::Program { path: "/pause".into(), host: program.to_owned() }],
-    }
+fn image(entrypoint: &str, entries: Vec<Entry>) -> Image {
+    Image { references: Vec::new(), entrypoint: vec![entrypoint.into()], command: Vec::new(), entries }
 }
 
 /// Returns busybox and a link for each of its commands except those of `without`.

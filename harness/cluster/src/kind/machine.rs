@@ -1,7 +1,7 @@
 //! A virtual machine with Docker and kind, while it runs.
 
 use std::fs;
-use std::net::{IpAddr, SocketAddr, SocketAddrV4};
+use std::net::SocketAddrV4;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -54,7 +54,7 @@ const LOG_TIMEOUT: Duration = Duration::from_secs(300);
 pub struct KindMachine {
     vm: NodeVm,
     /// The address of the host that is forwarded to the API server.
-    api_server: SocketAddr,
+    api_server: SocketAddrV4,
     _lease: LoopbackLease,
 }
 
@@ -74,8 +74,7 @@ impl KindMachine {
         }
         let step = session.progress.step("boot a machine with Docker and kind");
         let lease = LoopbackLease::take()?;
-        let api_server = lease.kubelet(0)?;
-        let IpAddr::V4(address) = api_server.ip() else { anyhow::bail!("QEMU forwards IPv4 only") };
+        let api_server = lease.kubelet(0);
         let payload = directory.join("payload.ext4");
         disk::payload(&payload, &payload_files(session, parts, directory)?).await?;
         let spare = directory.join("spare");
@@ -93,10 +92,7 @@ impl KindMachine {
                 fs_type: "ext4".into(),
                 options: "ro".into(),
             }],
-            forwards: vec![Forward {
-                host: SocketAddrV4::new(address, api_server.port()),
-                guest_port: API_PORT,
-            }],
+            forwards: vec![Forward { host: api_server, guest_port: API_PORT }],
             memory_mib: MEMORY_MIB,
             logs: logs.to_owned(),
         };
@@ -174,7 +170,7 @@ fn payload_files(session: &Session, parts: &KindParts, directory: &Path) -> Resu
 }
 
 /// Returns a kubeconfig of kind with another address of the API server. The certificate of the server has `localhost`.
-fn reached_at(kubeconfig: &str, address: SocketAddr) -> Result<Kubeconfig> {
+fn reached_at(kubeconfig: &str, address: SocketAddrV4) -> Result<Kubeconfig> {
     let mut config = Kubeconfig::from_yaml(kubeconfig).context("parse the kubeconfig of kind")?;
     for named in &mut config.clusters {
         let cluster = named.cluster.as_mut().with_context(|| format!("cluster {} is empty", named.name))?;

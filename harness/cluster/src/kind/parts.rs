@@ -16,7 +16,7 @@ use super::node_image::{self, NodeImage};
 use crate::docker::{DOCKER_DISK, Devices, DockerMachine, bash};
 use crate::plan::ContainerImage;
 use crate::programs::{KIND_MINOR, Programs};
-use crate::release::KubernetesSource;
+use crate::release::KubernetesMinor;
 use crate::variant::Kubelet;
 
 /// The disk that holds the node image while Docker imports it.
@@ -60,7 +60,7 @@ impl KindParts {
     pub async fn build(
         session: &Session,
         plan: impl Future<Output = Result<KindPlan>>,
-        kubernetes: &KubernetesSource,
+        kubernetes: KubernetesMinor,
     ) -> Result<KindParts> {
         packages::ensure(session, packages::VIRTUAL_MACHINE).await?;
         let description = Description::read(session)?;
@@ -70,11 +70,11 @@ impl KindParts {
             anyhow::Ok((kernel, root))
         };
         anyhow::ensure!(
-            kubernetes.minor == KIND_MINOR,
+            kubernetes == KIND_MINOR,
             "kind runs Kubernetes {} here, the release of kubeadm in vm-images/kind/go.mod, and not {}: leave \
              --kubernetes out",
             KIND_MINOR.name(),
-            kubernetes.minor.name()
+            kubernetes.name()
         );
         let programs = Programs::ensure(session, Kubelet::Stock, kubernetes);
         let (plan, (kernel, root), programs) = tokio::try_join!(plan, system, programs)?;

@@ -12,16 +12,16 @@ use kube::ResourceExt;
 pub struct Caused(Mutex<Causes>);
 
 #[derive(Debug, Default)]
-pub(super) struct Causes {
-    kills: Vec<(String, String)>,
+struct Causes {
+    /// The UID of a pod, and the container that restarts, or `None` for all of them.
+    restarts: Vec<(String, Option<String>)>,
     replaced: BTreeSet<String>,
-    reboots: Vec<String>,
 }
 
 impl Caused {
     /// Declares that the test kills a container of a pod once.
     pub fn kill(&self, pod: &Pod, container: &str) {
-        self.causes().kills.push((pod.uid().unwrap_or_default(), container.to_owned()));
+        self.causes().restarts.push((pod.uid().unwrap_or_default(), Some(container.to_owned())));
     }
 
     /// Declares that the test deletes these pods, or has them replaced.
@@ -31,24 +31,24 @@ impl Caused {
 
     /// Declares that the test reboots the node of these pods once, which restarts each of their containers.
     pub fn reboot<'a>(&self, pods: impl IntoIterator<Item = &'a Pod>) {
-        self.causes().reboots.extend(pods.into_iter().filter_map(ResourceExt::uid));
+        let pods = pods.into_iter().filter_map(ResourceExt::uid);
+        self.causes().restarts.extend(pods.map(|pod| (pod, None)));
     }
 
-    pub(super) fn causes(&self) -> MutexGuard<'_, Causes> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-impl Causes {
     /// Returns `true` if the test deleted the pod with this UID, or had it replaced.
     pub(super) fn has_replaced(&self, pod: &str) -> bool {
-        self.replaced.contains(pod)
+        self.causes().replaced.contains(pod)
     }
 
     /// Returns how often the test restarted a container of the pod with this UID.
     pub(super) fn restarts(&self, pod: &str, container: &str) -> i32 {
-        let kills = self.kills.iter().filter(|(uid, name)| uid == pod && name == container).count();
-        let reboots = self.reboots.iter().filter(|rebooted| *rebooted == pod).count();
-        i32::try_from(kills + reboots).unwrap_or(i32::MAX)
+        let explains = |(uid, name): &&(String, Option<String>)| {
+            uid == pod && name.as_ref().is_none_or(|name| name == container)
+        };
+        i32::try_from(self.causes().restarts.iter().filter(explains).count()).unwrap_or(i32::MAX)
+    }
+
+    fn causes(&self) -> MutexGuard<'_, Causes> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -15,17 +15,18 @@ use std::time::Instant;
 
 use anyhow::{Context, Result};
 use futures::StreamExt;
-use k8s_openapi::api::core::v1::{ContainerStatus, Pod};
-use kube::api::{ListParams, LogParams};
+use k8s_openapi::api::core::v1::Pod;
+use kube::api::LogParams;
 use kube::runtime::{WatchStreamExt, watcher};
 use kube::{Api, ResourceExt};
-use tokio::task::JoinHandle;
+use tokio::task::JoinSet;
 
 pub use self::caused::Caused;
-use self::seen::Seen;
+use self::seen::{Finding, Seen};
 use super::api_error::api_error;
 use super::containers::Container;
 use super::exec::previous_log_tail;
+use super::objects;
 
 /// The number of log lines of a container that are part of a finding.
 const LOG_TAIL_LINES: i64 = 15;
@@ -47,19 +48,12 @@ pub struct Scope {
 pub struct Watch {
     scopes: Vec<Scope>,
     seen: Arc<Mutex<Seen>>,
-    tasks: Vec<JoinHandle<()>>,
+    /// They end when the set is dropped.
+    tasks: JoinSet<()>,
     /// The time of the last check.
     checked: Instant,
     /// The panics that were reported, by the container and the line of its log.
     panics: BTreeSet<(String, String, String)>,
-}
-
-impl Drop for Watch {
-    fn drop(&mut self) {
-        for task in &self.tasks {
-            task.abort();
-        }
-    }
 }
 
 impl Watch {
@@ -70,12 +64,12 @@ impl Watch {
     /// The pods cannot be listed.
     pub async fn start(scopes: Vec<Scope>, caused: &Caused) -> Result<Watch> {
         let seen = Arc::new(Mutex::new(Seen::default()));
-        let (tasks, checked) = (Vec::new(), Instant::now());
+        let (tasks, checked) = (JoinSet::new(), Instant::now());
         let mut watch = Watch { scopes, seen, tasks, checked, panics: BTreeSet::new() };
         watch.list().await?;
-        watch.seen().forgive(&caused.causes());
+        watch.seen().forgive(caused);
         for scope in &watch.scopes {
-            watch.tasks.push(tokio::spawn(record(scope.clone(), Arc::clone(&watch.seen))));
+            watch.tasks.spawn(record(scope.clone(), Arc::clone(&watch.seen)));
         }
         Ok(watch)
     }
@@ -89,60 +83,46 @@ impl Watch {
         let checked = mem::replace(&mut self.checked, Instant::now());
         let age = i64::try_from(checked.elapsed().as_secs()).unwrap_or(i64::MAX - LOG_MARGIN) + LOG_MARGIN;
         let pods = self.list().await?;
-        let findings = self.seen().unexpected(&caused.causes());
+        let findings = self.seen().unexpected(caused);
         let mut texts = Vec::new();
-        for finding in findings {
-            texts.push(match pods.iter().find(|(_, pod)| pod.uid().as_deref() == Some(&finding.pod)) {
-                Some((scope, pod)) => {
-                    let (name, container) = (pod.name_any(), &finding.container);
-                    let log = previous_log_tail(&scope.pods, &name, container, LOG_TAIL_LINES).await;
-                    format!("{}; its last log lines:\n{}", finding.text, log.trim_end())
+        for Finding { pod, container, text } in findings {
+            let pod = pods.iter().find(|(_, other)| other.uid().as_deref() == Some(&pod));
+            texts.push(match (pod, container) {
+                (Some((scope, pod)), Some(container)) => {
+                    let log =
+                        previous_log_tail(&scope.pods, &pod.name_any(), &container, LOG_TAIL_LINES).await;
+                    format!("{text}; its last log lines:\n{}", log.trim_end())
                 }
-                None => finding.text,
+                _ => text,
             });
         }
         for (scope, pod) in &pods {
-            for (container, status) in Container::all(pod) {
-                if container.is_some() {
-                    self.find_panics(scope, pod, status, age, &mut texts).await?;
+            for (_, status) in Container::all(pod).filter(|(container, _)| container.is_some()) {
+                let (name, container) = (pod.name_any(), &status.name);
+                let recent = LogParams {
+                    container: Some(container.clone()),
+                    since_seconds: Some(age),
+                    ..LogParams::default()
+                };
+                let log = scope.pods.logs(&name, &recent).await.map_err(api_error);
+                let log =
+                    log.with_context(|| format!("read the log of container {container} of pod {name}"))?;
+                for line in log.lines().filter(|line| line.contains(PANIC)) {
+                    let panic = (pod.uid().unwrap_or_default(), container.clone(), line.to_owned());
+                    if self.panics.insert(panic) {
+                        texts.push(format!("container {container} of pod {name} logged a panic: {line}"));
+                    }
                 }
             }
         }
         Ok(texts)
     }
 
-    async fn find_panics(
-        &mut self,
-        scope: &Scope,
-        pod: &Pod,
-        status: &ContainerStatus,
-        age: i64,
-        texts: &mut Vec<String>,
-    ) -> Result<()> {
-        let (name, container) = (pod.name_any(), &status.name);
-        let recent = LogParams {
-            container: Some(container.clone()),
-            since_seconds: Some(age),
-            ..LogParams::default()
-        };
-        let log = scope.pods.logs(&name, &recent).await.map_err(api_error);
-        let log = log.with_context(|| format!("read the log of container {container} of pod {name}"))?;
-        for line in log.lines().filter(|line| line.contains(PANIC)) {
-            let panic = (pod.uid().unwrap_or_default(), container.clone(), line.to_owned());
-            if self.panics.insert(panic) {
-                texts.push(format!("container {container} of pod {name} logged a panic: {line}"));
-            }
-        }
-        Ok(())
-    }
-
     /// Lists the pods and records their state, which the watch may not have seen yet.
     async fn list(&self) -> Result<Vec<(Scope, Pod)>> {
         let mut listed = Vec::new();
         for scope in &self.scopes {
-            let pods = scope.pods.list(&ListParams::default().labels(&scope.labels)).await;
-            let pods = pods.map_err(api_error);
-            let pods = pods.with_context(|| format!("list the pods with the labels {}", scope.labels))?;
+            let pods = objects::list(&scope.pods, &scope.labels).await?;
             listed.extend(pods.into_iter().map(|pod| (scope.clone(), pod)));
         }
         self.seen().list(listed.iter().map(|(_, pod)| pod));

@@ -5,18 +5,16 @@ use std::collections::BTreeMap;
 use k8s_openapi::api::core::v1::{ContainerStateTerminated, Pod};
 use kube::ResourceExt;
 
-use super::caused::Causes;
+use super::caused::Caused;
+use crate::containers::Container;
 use crate::workload::node_of;
 
 /// The pods that were seen, by their UID.
 #[derive(Debug, Default)]
-pub(super) struct Seen {
-    pods: BTreeMap<String, SeenPod>,
-}
+pub(super) struct Seen(BTreeMap<String, SeenPod>);
 
 #[derive(Debug, Default)]
-struct SeenPod {
-    uid: String,
+pub(super) struct SeenPod {
     name: String,
     node: String,
     /// `true` if the last list did not have it, or it was being deleted then.
@@ -33,38 +31,29 @@ struct SeenContainer {
     last: Option<ContainerStateTerminated>,
 }
 
-/// A container that restarted. If a pod was deleted, the container has no name.
+/// A container that restarted, or a pod that was deleted.
 #[derive(Debug)]
 pub(super) struct Finding {
     pub(super) pod: String,
-    pub(super) container: String,
+    pub(super) container: Option<String>,
     pub(super) text: String,
 }
 
 impl Seen {
     /// Records the state of all pods that exist.
     pub(super) fn list<'a>(&mut self, pods: impl Iterator<Item = &'a Pod>) {
-        for pod in self.pods.values_mut() {
-            pod.gone = true;
-        }
+        self.0.values_mut().for_each(|pod| pod.gone = true);
         for pod in pods {
-            let gone = pod.metadata.deletion_timestamp.is_some();
-            self.record(pod).gone = gone;
+            self.pod(pod).gone = pod.metadata.deletion_timestamp.is_some();
         }
     }
 
     /// Records the state of a pod.
-    pub(super) fn pod(&mut self, pod: &Pod) {
-        self.record(pod);
-    }
-
-    fn record(&mut self, pod: &Pod) -> &mut SeenPod {
-        let uid = pod.uid().unwrap_or_default();
-        let seen = self.pods.entry(uid.clone()).or_default();
-        seen.uid = uid;
+    pub(super) fn pod(&mut self, pod: &Pod) -> &mut SeenPod {
+        let seen = self.0.entry(pod.uid().unwrap_or_default()).or_default();
         seen.name = pod.name_any();
         seen.node = node_of(pod).unwrap_or_default().to_owned();
-        for status in pod.status.iter().flat_map(|status| status.container_statuses.iter().flatten()) {
+        for (_, status) in Container::all(pod) {
             let container = seen.containers.entry(status.name.clone()).or_default();
             // A list can be older than what the watch has seen.
             if status.restart_count >= container.restarts {
@@ -76,25 +65,22 @@ impl Seen {
         seen
     }
 
-    /// Counts the restarts so far as reported that `causes` does not explain. Those that it explains stay explained, and one that it
+    /// Counts the restarts so far as reported that `caused` does not explain. Those that it explains stay explained, and one that it
     /// explains may not have been counted yet.
-    pub(super) fn forgive(&mut self, causes: &Causes) {
-        for pod in self.pods.values_mut() {
+    pub(super) fn forgive(&mut self, caused: &Caused) {
+        for (uid, pod) in &mut self.0 {
             for (name, container) in &mut pod.containers {
-                let explained = causes.restarts(&pod.uid, name);
-                container.reported = (container.restarts - explained).max(0);
+                container.reported = (container.restarts - caused.restarts(uid, name)).max(0);
             }
         }
     }
 
-    /// Returns what was not reported yet and is not in `causes`.
-    pub(super) fn unexpected(&mut self, causes: &Causes) -> Vec<Finding> {
+    /// Returns what was not reported yet and is not in `caused`.
+    pub(super) fn unexpected(&mut self, caused: &Caused) -> Vec<Finding> {
         let mut findings = Vec::new();
-        for pod in self.pods.values_mut() {
-            let expected: Vec<i32> =
-                pod.containers.keys().map(|name| causes.restarts(&pod.uid, name)).collect();
-            for ((name, container), expected) in pod.containers.iter_mut().zip(expected) {
-                let more = container.restarts - container.reported - expected;
+        for (uid, pod) in &mut self.0 {
+            for (name, container) in &mut pod.containers {
+                let more = container.restarts - container.reported - caused.restarts(uid, name);
                 if more > 0 {
                     container.reported += more;
                     let text = format!(
@@ -104,16 +90,16 @@ impl Seen {
                         container.restarts,
                         end(container.last.as_ref())
                     );
-                    findings.push(Finding { pod: pod.uid.clone(), container: name.clone(), text });
+                    findings.push(Finding { pod: uid.clone(), container: Some(name.clone()), text });
                 }
             }
-            if pod.gone && !pod.gone_reported && !causes.has_replaced(&pod.uid) {
+            if pod.gone && !pod.gone_reported && !caused.has_replaced(uid) {
                 pod.gone_reported = true;
                 let text = format!(
                     "pod {} of node {} was deleted, which the test did not cause",
                     pod.name, pod.node
                 );
-                findings.push(Finding { pod: pod.uid.clone(), container: String::new(), text });
+                findings.push(Finding { pod: uid.clone(), container: None, text });
             }
         }
         findings
@@ -132,7 +118,6 @@ fn end(last: Option<&ContainerStateTerminated>) -> String {
 mod tests {
     use serde_json::json;
 
-    use super::super::caused::Caused;
     use super::*;
 
     fn pod(uid: &str, csi: i32, provisioner: i32) -> Pod {
@@ -155,7 +140,7 @@ mod tests {
     }
 
     fn texts(seen: &mut Seen, caused: &Caused) -> Vec<String> {
-        seen.unexpected(&caused.causes()).into_iter().map(|finding| finding.text).collect()
+        seen.unexpected(caused).into_iter().map(|finding| finding.text).collect()
     }
 
     /// The report has the exit code of the previous instance.
@@ -163,7 +148,7 @@ mod tests {
     fn unexpected_restart_is_reported_once() {
         let (mut seen, caused) = (Seen::default(), Caused::default());
         seen.list([pod("a", 3, 0)].iter());
-        seen.forgive(&caused.causes());
+        seen.forgive(&caused);
         assert!(texts(&mut seen, &caused).is_empty());
         seen.list([pod("a", 3, 1)].iter());
         assert_eq!(
@@ -199,7 +184,7 @@ mod tests {
             caused.kill(&pod("a", 0, 0), "csi");
         }
         seen.list([pod("a", 1, 1)].iter());
-        seen.forgive(&caused.causes());
+        seen.forgive(&caused);
         seen.list([pod("a", 2, 1)].iter());
         assert!(texts(&mut seen, &caused).is_empty(), "the second kill was counted later");
         seen.list([pod("a", 3, 2)].iter());
@@ -245,7 +230,7 @@ mod tests {
     fn restart_of_new_pod_is_reported() {
         let (mut seen, caused) = (Seen::default(), Caused::default());
         seen.list([].iter());
-        seen.forgive(&caused.causes());
+        seen.forgive(&caused);
         seen.list([pod("a", 1, 0)].iter());
         assert_eq!(texts(&mut seen, &caused).len(), 1);
     }

@@ -22,7 +22,7 @@ use super::super::threshold::{Requirement, at_most};
 use super::variant::Variant;
 use crate::test_env::environment::TestEnv;
 use crate::test_env::pods;
-use crate::test_env::user_namespaces::{create_runtime_class, with_user_namespace};
+use crate::test_env::runtime_classes::{self, OWN_USERS, with_user_namespace};
 use crate::test_env::workload::holder_of;
 
 const STATS: &str = "kubelet_stats_ms";
@@ -73,7 +73,7 @@ pub(super) async fn run(session: &Session, args: &Args) -> Result<Vec<Environmen
         let options = variant.options().with_kubelet_on_data_disk();
         let measured = cluster::measured(session, args, &name, options, &[], async |cluster, node| {
             let env = TestEnv::in_namespace(session, cluster, NAMESPACE)?;
-            create_runtime_class(&env).await?;
+            runtime_classes::create(&env, OWN_USERS, OWN_USERS).await?;
             let mut samples = Samples::default();
             for (source, row) in sources(variant) {
                 let title = format!("{variant}: emptyDirs are measured by a {}", source.noun());

@@ -19,7 +19,7 @@ use kube::{Api, Client};
 use testvm::progress::Step;
 use testvm::session::Session;
 use testvm_cluster::waiting::{State, until};
-use testvm_cluster::{ClusterProfile, ControlPlane, KubernetesSource};
+use testvm_cluster::{ClusterProfile, ControlPlane, KubernetesMinor};
 use tokio::sync::Notify;
 use tokio::time::timeout;
 
@@ -46,7 +46,7 @@ const BIND_TIMEOUT: Duration = Duration::from_secs(3600);
 /// Measures one node and many nodes on a control plane each, with the logs in directories below `logs`.
 pub(super) async fn run(session: &Session, args: &Args, logs: &Path) -> Result<Environment> {
     let tests = fake_nodes::build_live_tests(session, PROFILE).await?;
-    let kubernetes = KubernetesSource::default();
+    let kubernetes = KubernetesMinor::default();
     let mut samples = Samples::default();
     for (nodes, claims_per_node) in args.size([(1, 500), (1000, 10)], [(1, 50), (50, 5)]) {
         let logs = logs.join(format!("fleet-{nodes}"));
@@ -55,12 +55,12 @@ pub(super) async fn run(session: &Session, args: &Args, logs: &Path) -> Result<E
         let measure = async |control_plane: &ControlPlane, kubeconfigs: &Path| {
             Box::pin(fleet.measure(session, control_plane, &tests, kubeconfigs, &mut samples)).await
         };
-        fake_nodes::with_driver(session, &nodes, PROFILE, &kubernetes, &logs, measure)
+        fake_nodes::with_driver(session, &nodes, PROFILE, kubernetes, &logs, measure)
             .await
             .with_context(|| format!("fleet of {} nodes", nodes.len()))?;
     }
     let place = "this machine, the provisioners of all nodes in one process, volumes in memory";
-    process::environment(place, &kubernetes, samples)
+    process::environment(place, kubernetes, samples)
 }
 
 pub(super) fn requirements() -> Vec<Requirement> {

@@ -4,7 +4,6 @@
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use kube::api::DeleteParams;
 use kube::runtime::watcher;
 use testvm::steps::{StepResult, Steps};
 use testvm_cluster::api_error::api_error;
@@ -143,10 +142,7 @@ pub(in crate::e2e) async fn is_installed(env: &TestEnv<'_>) -> Result<bool> {
 pub(in crate::e2e) async fn stop(env: &TestEnv<'_>) -> Result<()> {
     let name = env.driver.daemon_set();
     replace_pods_if_any(env).await?;
-    match env.daemon_sets().delete(name, &DeleteParams::background()).await {
-        Err(kube::Error::Api(status)) if status.code == 404 => {}
-        result => drop(result.map_err(api_error).with_context(|| format!("delete DaemonSet {name}"))?),
-    }
+    objects::delete_if_exists(&env.daemon_sets(), name).await?;
     let scope = watcher::Config::default().labels(env.driver.pod_labels());
     until(env.driver_pods(), scope, env.timeouts.end, |pods| {
         State::ready_if(pods.is_empty(), format!("{:?} still exist", pods.keys().collect::<Vec<_>>()))

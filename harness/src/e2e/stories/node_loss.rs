@@ -2,10 +2,9 @@
 //! the node is registered again. Then the machine goes with its Node object: the claim is deleted. When the machine comes back, it
 //! still has the data.
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use k8s_openapi::api::core::v1::PersistentVolume;
 use k8s_openapi::api::storage::v1::StorageClass;
-use kube::api::DeleteParams;
 use kube::core::ObjectMeta;
 use kube::{Api, ResourceExt};
 use serde_json::json;
@@ -131,10 +130,7 @@ async fn returns(env: &TestEnv<'_>, node: &Node) -> Result<()> {
 
 /// Deletes the object of a pod, if it exists.
 async fn forget_pod(env: &TestEnv<'_>, name: &str) -> Result<()> {
-    match env.pods().delete(name, &DeleteParams::default()).await {
-        Err(kube::Error::Api(status)) if status.code == 404 => {}
-        deleted => drop(deleted.with_context(|| format!("delete pod {name}"))?),
-    }
+    objects::delete_if_exists(&env.pods(), name).await?;
     objects::until_gone(env.pods(), name, env.timeouts.end).await
 }
 

@@ -88,10 +88,7 @@ pub(in crate::e2e) async fn delete_namespace(env: &TestEnv<'_>) -> Result<()> {
     none_left(env, env.claims(), |_| true).await.context("claims do not go")?;
     let namespaces: Api<Namespace> = Api::all(env.client.clone());
     let name = &env.namespace;
-    match namespaces.delete(name, &DeleteParams::default()).await {
-        Err(kube::Error::Api(status)) if status.code == 404 => return Ok(()),
-        result => drop(result.map_err(api_error).with_context(|| format!("delete namespace {name}"))?),
-    }
+    objects::delete_if_exists(&namespaces, name).await?;
     until_one(namespaces, name, env.timeouts.end, |namespace| {
         let Some(namespace) = namespace else { return State::Ready };
         let conditions = namespace.status.iter().flat_map(|status| status.conditions.iter().flatten());

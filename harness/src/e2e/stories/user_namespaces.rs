@@ -14,8 +14,8 @@ use crate::e2e::story::{Run, Sabotage, Story, When};
 use crate::test_env::claims;
 use crate::test_env::environment::TestEnv;
 use crate::test_env::pods::{self, end};
+use crate::test_env::runtime_classes::{self, OWN_USERS, with_user_namespace};
 use crate::test_env::sizes::Size;
-use crate::test_env::user_namespaces::{create_runtime_class, delete_runtime_class, with_user_namespace};
 use crate::test_env::workload::{VolumeMode, claim, holder};
 
 pub(in crate::e2e) const STORY: Story = Story {
@@ -61,7 +61,7 @@ async fn run(steps: &mut Steps<'_>, env: &TestEnv<'_>) -> StepResult {
 }
 
 async fn start(env: &TestEnv<'_>) -> Result<()> {
-    create_runtime_class(env).await?;
+    runtime_classes::create(env, OWN_USERS, OWN_USERS).await?;
     for name in [HOST, OWN] {
         let claim = claim(name, &env.driver.class_name(), SIZE, VolumeMode::Filesystem, "ReadWriteOnce")?;
         claims::create(env, &claim).await?;
@@ -118,5 +118,5 @@ async fn clear(env: &TestEnv<'_>) -> Result<()> {
     for claim in [HOST, OWN] {
         claims::delete_with_volume(env, claim).await?;
     }
-    delete_runtime_class(env).await
+    runtime_classes::delete(env, OWN_USERS).await
 }

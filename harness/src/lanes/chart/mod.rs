@@ -18,9 +18,7 @@ use serde_json::{Value, json};
 use testvm::report::Report;
 use testvm::session::Session;
 use testvm_cluster::waiting::until_established;
-use testvm_cluster::{
-    ClusterProfile, ClusterSpec, ControlPlane, Durability, KubernetesMinor, KubernetesSource,
-};
+use testvm_cluster::{ClusterProfile, ClusterSpec, ControlPlane, Durability, KubernetesMinor};
 
 use self::comparison::{Objects, as_kept, as_shared_with_the_controller, differences, objects};
 use self::options::{
@@ -79,7 +77,7 @@ struct Fixture<'a> {
 ///
 /// # Errors
 /// Helm cannot be built, or the control plane does not start or stop. Failed checks are in the report.
-pub(super) async fn run(session: &Session, kubernetes: &KubernetesSource) -> Result<Report> {
+pub(super) async fn run(session: &Session, kubernetes: KubernetesMinor) -> Result<Report> {
     let helm = Helm::build(session).await?;
     let directory = tempfile::tempdir().context("create a directory for the control plane")?;
     let spec = ClusterSpec {
@@ -91,7 +89,7 @@ pub(super) async fn run(session: &Session, kubernetes: &KubernetesSource) -> Res
     let control_plane = ControlPlane::alone(session, &spec, kubernetes).await?;
     let step = session.progress.step("render the chart, and send its objects to the API server");
     let root = session.workspace.root();
-    let fixture = Fixture { root, helm: &helm, control_plane: &control_plane, kubernetes: kubernetes.minor };
+    let fixture = Fixture { root, helm: &helm, control_plane: &control_plane, kubernetes: kubernetes };
     let mut report = Report::new();
     fixture.run(&mut report).await;
     report.end(step);

@@ -18,7 +18,7 @@ use testvm::process::Process;
 use testvm::report::{Outcome, Report};
 use testvm::session::Session;
 use testvm_cluster::conformance::{REPORT, Suite, Target};
-use testvm_cluster::{Cluster, ClusterProfile, KubernetesSource, unless_node_ends};
+use testvm_cluster::{Cluster, ClusterProfile, KubernetesMinor, unless_node_ends};
 
 use self::list::SpecList;
 pub(super) use self::selection::Selection;
@@ -47,10 +47,10 @@ const STOP_TIMEOUT: Duration = Duration::from_secs(20);
 /// Runs the selected specs on a cluster of its own.
 pub(super) async fn run(
     session: &Session,
-    kubernetes: &KubernetesSource,
+    kubernetes: KubernetesMinor,
     selection: &Selection,
 ) -> Result<Report> {
-    let list = SpecList::read(&session.workspace.root().join(DIRECTORY).join(LIST), kubernetes.minor)?;
+    let list = SpecList::read(&session.workspace.root().join(DIRECTORY).join(LIST), kubernetes)?;
     let (definition, lane) = session.until_cancelled(prepare(session, kubernetes, list)).await?;
     let mut report = Report::new();
     let started = Instant::now();
@@ -74,10 +74,10 @@ pub(super) async fn run(
 /// Returns the definition of the driver, and the lane.
 async fn prepare<'a>(
     session: &'a Session,
-    kubernetes: &KubernetesSource,
+    kubernetes: KubernetesMinor,
     list: SpecList,
 ) -> Result<(Value, Lane<'a>)> {
-    let suite = Suite::build(session, kubernetes.minor).await?;
+    let suite = Suite::build(session, kubernetes).await?;
     let definition =
         definition::read(&session.workspace.root().join(DIRECTORY).join(DEFINITION), suite.sources())?;
     let parts = nodes::conformance_parts(session, kubernetes, &suite, PROFILE).await?;
@@ -125,7 +125,7 @@ struct Lane<'a> {
 impl Lane<'_> {
     /// Runs the selected specs, and adds them to the report.
     async fn test(&self, selection: &Selection, report: &mut Report) -> Result<()> {
-        let node = self.cluster.nodes().first().context("the cluster has no node")?;
+        let node = self.cluster.node();
         let before = Inventory::take(node).await?;
         let expected = self.list.expected_skips();
         let mut runs = Runs::new(&expected, Some(CONTAINER));

@@ -48,8 +48,7 @@ const NO_SIZE: &str = "local-path enforces no size: a volume is a directory with
 
 /// Runs all steps and adds each to the report. After a failed step, the others do not run.
 pub(super) async fn run(steps: &mut Steps<'_>, cluster: &Cluster, manifests: &Manifests) -> StepResult {
-    let node = cluster.nodes().first().context("the cluster has no node");
-    let node = steps.step("find the node", async { node }).await?;
+    let node = cluster.node();
     let client = cluster.client();
     let pods: Api<Pod> = Api::namespaced(client.clone(), NAMESPACE);
     let claims: Api<PersistentVolumeClaim> = Api::namespaced(client.clone(), NAMESPACE);

@@ -13,7 +13,7 @@ use testvm::session::Session;
 use testvm::steps::Steps;
 use testvm_cluster::manifests::Manifests;
 use testvm_cluster::{
-    Cluster, ClusterProfile, ContainerImage, DataMount, KubernetesSource, NodePlan, NodeVariant, Parts,
+    Cluster, ClusterProfile, ContainerImage, DataMount, KubernetesMinor, NodePlan, NodeVariant, Parts,
 };
 
 use self::flow::DATA_DIR;
@@ -33,7 +33,7 @@ const PROGRAM: &str = "local-path-provisioner";
 const IMAGE: &str = "docker.io/library/local-path-provisioner:dev";
 
 /// Runs the flow on a cluster of its own.
-pub(super) async fn run(session: &Session, kubernetes: &KubernetesSource) -> Result<Report> {
+pub(super) async fn run(session: &Session, kubernetes: KubernetesMinor) -> Result<Report> {
     let manifests = Manifests::read(&session.workspace.definitions().join(LOCAL_PATH.name).join("deploy"))?;
     let cluster = session.until_cancelled(start(session, kubernetes)).await?;
     let mut report = Report::new();
@@ -48,7 +48,7 @@ pub(super) async fn run(session: &Session, kubernetes: &KubernetesSource) -> Res
     Ok(report)
 }
 
-async fn start(session: &Session, kubernetes: &KubernetesSource) -> Result<Cluster> {
+async fn start(session: &Session, kubernetes: KubernetesMinor) -> Result<Cluster> {
     let parts = Parts::build(session, &NodeVariant::default(), plan(session), kubernetes).await?;
     let spec = clusters::spec(session, LANE, ClusterProfile::Default)?;
     Cluster::start(session, spec, parts).await
