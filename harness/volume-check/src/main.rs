@@ -26,8 +26,8 @@ use nix::sys::statvfs::{FsFlags, statvfs};
 use pattern::Pattern;
 use volume::{Checked, USAGE, Volume, named, parse_volume, parse_volumes};
 
-/// The bytes of a Filesystem volume for each inode: by default, and in the version that the lane `upgrade` begins with.
-const BYTES_PER_INODE: [u64; 2] = [16384, 2048];
+/// The bytes of a Filesystem volume for each inode, by default.
+const BYTES_PER_INODE: u64 = 16384;
 /// The name of the file that fills a volume.
 const FILLER: &str = "filler";
 
@@ -164,10 +164,7 @@ fn check_readonly(path: &Path, size: u64, flags: FsFlags) -> Checked {
 fn check_size(path: &Path, size: u64) -> Checked {
     let stat = statvfs(path).map_err(|e| named("statfs", e.into()))?;
     expect_equal("total bytes", size, stat.blocks() * stat.fragment_size())?;
-    if BYTES_PER_INODE.iter().any(|ratio| size / ratio == stat.files()) {
-        return Ok(());
-    }
-    Err(format!("total inodes of {size} bytes: {}", stat.files()).into())
+    expect_equal("total inodes", size / BYTES_PER_INODE, stat.files())
 }
 
 /// Checks a device of exactly `size` bytes, by writing and reading its first and last bytes.
