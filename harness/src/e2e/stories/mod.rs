@@ -1,13 +1,11 @@
 //! The end-to-end stories, one per file: each `STORY` is the test and its sabotages.
 
-pub(super) mod bad_claims;
 pub(super) mod claim_labels;
 pub(super) mod clones;
 pub(super) mod deletion_in_use;
 pub(super) mod driver_restart;
 pub(super) mod flow;
 pub(super) mod gvisor;
-pub(super) mod half_provisioned;
 pub(super) mod helm;
 pub(super) mod hostile_provisioner;
 pub(super) mod hostile_tenant;
@@ -22,7 +20,6 @@ pub(super) mod outages;
 pub(super) mod power_cut;
 pub(super) mod read_only_claims;
 pub(super) mod removal;
-pub(super) mod retained_volumes;
 pub(super) mod second_node;
 pub(super) mod snapshots;
 pub(super) mod user_namespaces;
@@ -38,10 +35,8 @@ pub(super) const STORIES: &[Story] = &[
     node::STORY,
     clones::STORY,
     infeasible_resize::STORY,
-    retained_volumes::STORY,
     deletion_in_use::STORY,
     orphans::STORY,
-    bad_claims::STORY,
     driver_restart::STORY,
     user_namespaces::STORY,
     hostile_tenant::STORY,
@@ -49,7 +44,6 @@ pub(super) const STORIES: &[Story] = &[
     gvisor::STORY,
     kubelet_root::STORY,
     kubelet_quotas::STORY,
-    half_provisioned::STORY,
     outages::STORY,
     second_node::STORY,
     node_loss::STORY,
