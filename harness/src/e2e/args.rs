@@ -27,7 +27,7 @@ pub struct CommandArgs {
     named: Vec<String>,
 
     /// Run all stories that need no programs of other projects.
-    #[arg(long, conflicts_with_all = ["named", "stories", "broken", "cluster"])]
+    #[arg(long, conflicts_with_all = ["named", "broken", "cluster"])]
     all: bool,
 
     #[command(flatten)]
@@ -35,14 +35,11 @@ pub struct CommandArgs {
 }
 
 impl CommandArgs {
-    /// Returns the arguments with the stories of both forms. Without any, the main ones run.
+    /// Returns the arguments with the stories. Without any, the main ones run.
     #[must_use]
-    pub fn into_args(mut self) -> Args {
-        self.args.stories.append(&mut self.named);
-        if !self.all {
-            self.args.unnamed = Set::Main;
-        }
-        self.args
+    pub fn into_args(self) -> Args {
+        let unnamed = if self.all { Set::All } else { Set::Main };
+        Args { stories: self.named, unnamed, ..self.args }
     }
 }
 
@@ -64,10 +61,6 @@ pub struct Args {
     #[arg(long)]
     pub(super) keep: bool,
 
-    /// Run only this story, and those that install and remove the driver; may be given more than once.
-    #[arg(long = "story", value_name = "STORY", value_parser = PossibleValuesParser::new(names()), hide_possible_values = true, conflicts_with = "broken")]
-    stories: Vec<String>,
-
     /// Change the environment while a story runs. The run must fail and name the change.
     #[arg(long = "break", value_parser = sabotage_parser(), value_name = "WHAT")]
     pub(super) broken: Option<Broken>,
@@ -81,6 +74,10 @@ pub struct Args {
 
     #[command(flatten)]
     pub(super) nodes: NodeOptions,
+
+    /// The names of the stories that run.
+    #[arg(skip)]
+    stories: Vec<String>,
 
     /// The stories that run if none is named.
     #[arg(skip)]
@@ -124,22 +121,16 @@ impl Args {
             kubeconfig,
             cluster,
             keep,
-            stories,
             broken,
             self_check,
             kubernetes: _,
             nodes,
+            stories: _,
             unnamed: _,
             reports: _,
         } = self;
         let of_nodes = nodes.clone().with_default_kernel() != NodeOptions::default();
-        kubeconfig.is_some()
-            || cluster.is_some()
-            || *keep
-            || !stories.is_empty()
-            || broken.is_some()
-            || *self_check
-            || of_nodes
+        kubeconfig.is_some() || cluster.is_some() || *keep || broken.is_some() || *self_check || of_nodes
     }
 
     /// Returns the name of the selected kernel.
@@ -226,8 +217,8 @@ impl Args {
             let of_nodes = Selection { named: &[], unnamed: Set::Node, ..self.selection() };
             let options = of_nodes.stories().filter(|story| story.when != When::Always);
             anyhow::bail!(
-                "--node-image no-tools with {option}: faults and some stories run mount and umount on the node; add {}",
-                options.map(|story| format!("--story {}", story.name)).collect::<Vec<_>>().join(" ")
+                "--node-image no-tools with {option}: faults and some stories run mount and umount on the node; name {}",
+                options.map(|story| story.name).collect::<Vec<_>>().join(" ")
             );
         }
         Ok(())
@@ -240,9 +231,9 @@ impl Args {
         line.extend(self.nodes.words().map(OsString::from));
         if self.broken.is_none() && self.names_none() {
             let stories = self.selection().stories().filter(|story| story.when != When::Always);
-            line.extend(stories.flat_map(|story| ["--story".into(), story.name.into()]));
+            line.extend(stories.map(|story| story.name.into()));
         }
-        line.extend(self.stories.iter().flat_map(|name| ["--story".into(), name.into()]));
+        line.extend(self.stories.iter().map(OsString::from));
         line.extend(self.self_check.then(|| "--self-check".into()));
         line.extend(self.broken.iter().flat_map(|(_, sabotage)| ["--break".into(), sabotage.name.into()]));
         line.extend(self.kubernetes.words());
@@ -277,31 +268,14 @@ mod tests {
 
     #[test]
     fn again_returns_the_same_command_line() {
-        let words = ["e2e", "--keep", "--break", "no-disk", "--kubernetes", "1.36"];
+        let words = ["e2e", "--keep", "--break", "quota", "--kubernetes", "1.36"];
         let again = parse(words).again();
         assert_eq!(again, words);
         let broken = Line::parse_from(again).args.into_args().broken;
-        assert_eq!(broken.map(|(_, sabotage)| sabotage.name), Some("no-disk"));
-        let words = [
-            "e2e",
-            "--keep",
-            "--kubelet",
-            "patched",
-            "--losetup",
-            "drop-in",
-            "--story",
-            "second-node",
-            "--story",
-            "clones",
-        ];
+        assert_eq!(broken.map(|(_, sabotage)| sabotage.name), Some("quota"));
+        let words =
+            ["e2e", "--keep", "--kubelet", "patched", "--losetup", "drop-in", "second-node", "clones"];
         assert_eq!(parse(words).again(), words);
-    }
-
-    #[test]
-    fn stories_are_arguments_or_option_values() {
-        let args = parse(["e2e", "clones", "--story", "flow", "second-node"]);
-        assert_eq!(args.stories, ["flow", "clones", "second-node"]);
-        assert_eq!(args.again(), ["e2e", "--story", "flow", "--story", "clones", "--story", "second-node"]);
     }
 
     fn selected(args: &Args) -> Vec<&'static str> {
@@ -339,21 +313,8 @@ mod tests {
 
     #[test]
     fn all_excludes_named_stories() {
-        for word in ["clones", "--story=clones", "--break=leak", "--cluster=kind"] {
+        for word in ["clones", "--break=leak", "--cluster=kind"] {
             assert!(Line::try_parse_from(["e2e", "--all", word]).is_err(), "{word}");
         }
-    }
-
-    #[test]
-    fn unknown_story_is_refused_with_suggestions() {
-        for words in [&["e2e", "clone"][..], &["e2e", "--story", "clone"]] {
-            let error = Line::try_parse_from(words).err().unwrap().to_string();
-            assert!(
-                error.contains("'clone'") && error.contains("similar") && error.contains("'clones'"),
-                "{error}"
-            );
-        }
-        let error = Line::try_parse_from(["e2e", "clones", "--break", "no-disk"]).err().unwrap().to_string();
-        assert!(error.contains("cannot be used with"), "{error}");
     }
 }

@@ -103,7 +103,7 @@ mod tests {
     #[case("--lane extended --only node --keep", "extended node", "e2e")]
     #[case("--lane sanity --only claim", "sanity", "conformance")]
     #[case("--lane kernel --kubelet patched", "kernel", "e2e")]
-    #[case("--lane conformance --story flow", "conformance", "e2e")]
+    #[case("--lane conformance --self-check", "conformance", "e2e")]
     #[case("--lane kernel --kubernetes 1.36", "kernel", "apiserver")]
     #[case::beside_a_lane_that_takes_it("--lane unit --lane kernel --only quota", "unit", "kernel")]
     #[case::one_of_two_options("--lane kernel --only quota --keep", "kernel", "e2e")]
@@ -115,7 +115,7 @@ mod tests {
     #[rstest]
     #[case("--quick")]
     #[case("--only quota --keep")]
-    #[case("--only quota --story flow")]
+    #[case("--only quota --self-check")]
     fn options_without_common_lane_are_refused(#[case] line: &str) {
         let message = parse(line).selected().unwrap_err().to_string();
         assert!(message.starts_with("no lane of CI takes --"), "{message}");
@@ -143,7 +143,7 @@ mod tests {
     #[case("--keep", &["e2e"])]
     #[case("--lane conformance --quick", &["conformance"])]
     #[case("--lane conformance --only claim", &["conformance"])]
-    #[case("--lane e2e --kubelet patched --story flow", &["e2e"])]
+    #[case("--lane e2e --kubelet patched --self-check", &["e2e"])]
     #[case("--lane extended --only node --kernel bookworm", &["extended node"])]
     #[case("--lane extended --kernel bookworm", &["extended node"])]
     #[case("--lane extended --only kind --kubernetes 1.36", &["extended kind"])]
