@@ -16,7 +16,7 @@ use crate::e2e::parts::node_without_storage::{data_disk, mount_disk, reports_sto
 use crate::e2e::parts::serving::offered;
 pub(in crate::e2e) use crate::e2e::parts::serving::{ready, served, serves};
 use crate::e2e::story::{Run, RunState, Sabotage, Story, When};
-use crate::nodes::{DATA_DIR, DATA_OPTIONS};
+use crate::nodes::DATA_DIR;
 use crate::test_env::disturbances::replace_pods_if_any;
 use crate::test_env::environment::{FOREIGN_NODE, TestEnv};
 use crate::test_env::inventory::{Inventory, is_mounted};
@@ -26,32 +26,14 @@ pub(in crate::e2e) const STORY: Story = Story {
     about: "apply the manifests; every node with a pod of the driver offers it",
     when: When::Always,
     run: Run::AnyCluster(|steps, state| Box::pin(run(steps, state))),
-    sabotages: &[
-        Sabotage {
-            name: "quota",
-            about: "The data disk is mounted without project quotas",
-            before: "apply the manifests",
-            change: |env| Box::pin(mount_without_quota(env)),
-            repair: Some(|env| Box::pin(mount_properly(env))),
-            expected: WITHOUT_QUOTA,
-        },
-        Sabotage {
-            name: "no-disk",
-            about: "The data disk is not mounted",
-            before: "apply the manifests",
-            change: |env| Box::pin(unmount_disk(env)),
-            repair: Some(|env| Box::pin(mount_properly(env))),
-            expected: UNMOUNTED,
-        },
-        Sabotage {
-            name: "wrong-disk",
-            about: "Another file system is mounted in place of the one that was initialised",
-            before: "apply the manifests",
-            change: |env| Box::pin(replace_disk(env)),
-            repair: Some(|env| Box::pin(forget_identity(env))),
-            expected: REPLACED,
-        },
-    ],
+    sabotages: &[Sabotage {
+        name: "quota",
+        about: "The data disk is mounted without project quotas",
+        before: "apply the manifests",
+        change: |env| Box::pin(mount_without_quota(env)),
+        repair: Some(|env| Box::pin(mount_properly(env))),
+        expected: WITHOUT_QUOTA,
+    }],
 };
 
 const TOOL_DEADLINE: Duration = Duration::from_secs(60);
@@ -158,47 +140,25 @@ pub(in crate::e2e) async fn remove(env: &TestEnv<'_>) -> Result<()> {
     env.manifests.delete(&env.client).await
 }
 
-/// What the driver reports of each sabotage.
+/// What the driver reports of the sabotage.
 const WITHOUT_QUOTA: &[&str] = &["prjquota", DATA_DIR];
-const UNMOUNTED: &[&str] = &["nothing is mounted", DATA_DIR];
-const REPLACED: &[&str] = &["was initialised on file system", DATA_DIR];
 
-/// Mounts the data disk without project quotas.
+/// Mounts the data disk without project quotas, starts the driver, and waits for its event on the Node. The state does not change any more
+/// after it.
 async fn mount_without_quota(env: &TestEnv<'_>) -> Result<()> {
     let node = unmounted(env).await?;
     let device = data_disk(node).await?;
     let argv = ["mount", "-t", "xfs", "-o", "noquota,nodev,nosuid,noexec", &device, DATA_DIR];
     node.output(&argv, TOOL_DEADLINE).await?;
-    reported(env, node, WITHOUT_QUOTA).await
-}
-
-async fn unmount_disk(env: &TestEnv<'_>) -> Result<()> {
-    let node = unmounted(env).await?;
-    reported(env, node, UNMOUNTED).await
-}
-
-/// Replaces the file system that the driver has initialised by a new, empty one.
-async fn replace_disk(env: &TestEnv<'_>) -> Result<()> {
     env.manifests.apply(&env.client).await?;
-    served(env).await?;
-    let node = unmounted(env).await?;
-    let device = data_disk(node).await?;
-    node.output(&["mkfs.xfs", "-q", "-f", &device], TOOL_DEADLINE).await?;
-    let argv = ["mount", "-t", "xfs", "-o", DATA_OPTIONS, &device, DATA_DIR];
-    node.output(&argv, TOOL_DEADLINE).await?;
-    reported(env, node, REPLACED).await
+    reports_storage(env, node, WITHOUT_QUOTA).await?;
+    env.timeouts.shorten();
+    Ok(())
 }
 
-/// Mounts the disk as the driver needs it. The driver is stopped, so that it does not report the unmounted disk, which is another
-/// sabotage.
+/// Mounts the disk as the driver needs it. The driver is stopped, so that it does not report the unmounted disk.
 async fn mount_properly(env: &TestEnv<'_>) -> Result<()> {
     mount_disk(unmounted(env).await?).await
-}
-
-/// Removes the record of the initialised file system, as an administrator who replaces the disk does.
-async fn forget_identity(env: &TestEnv<'_>) -> Result<()> {
-    let node = env.node.context(FOREIGN_NODE)?;
-    node.output(&["rm", &format!("{DATA_DIR}.filesystem-uuid")], TOOL_DEADLINE).await.map(drop)
 }
 
 /// Stops the driver, unmounts the disk, and returns the node. The mount point stays.
@@ -209,12 +169,4 @@ async fn unmounted<'a>(env: &TestEnv<'a>) -> Result<&'a Node> {
         node.output(&["umount", DATA_DIR], TOOL_DEADLINE).await?;
     }
     Ok(node)
-}
-
-/// Starts the driver, and waits for its event on the Node. The state does not change any more after it.
-async fn reported(env: &TestEnv<'_>, node: &Node, words: &[&str]) -> Result<()> {
-    env.manifests.apply(&env.client).await?;
-    reports_storage(env, node, words).await?;
-    env.timeouts.shorten();
-    Ok(())
 }
