@@ -2,14 +2,13 @@
 //! stored beside the report.
 
 use std::fs;
-use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
 use serde::Deserialize;
-use testvm_cluster::exec::exec_in;
+use testvm_cluster::exec::{ExecOutput, exec_in};
 use testvm_cluster::workload::node_of;
 use testvm_cluster::{KUBELET_ROOT, Node, TOOLS_DIR};
 
@@ -40,19 +39,6 @@ struct Check {
     found: String,
 }
 
-/// The result of one run of the tool.
-struct Run {
-    succeeded: bool,
-    /// The report, or the error if the tool did not start.
-    output: String,
-}
-
-impl Run {
-    fn of(succeeded: bool, stdout: String, stderr: String) -> Run {
-        Run { succeeded, output: if stdout.is_empty() { stderr } else { stdout } }
-    }
-}
-
 /// Runs the tool in the csi container of each pod of the driver, through the API server.
 pub(super) async fn in_containers(env: &TestEnv<'_>) -> Result<()> {
     let pods = env.live_driver_pods().await?;
@@ -60,16 +46,13 @@ pub(super) async fn in_containers(env: &TestEnv<'_>) -> Result<()> {
         let name = pod.name_any();
         let node = node_of(pod).unwrap_or(&name);
         let directories = directories(pod)?;
-        let run = async |format: &[&str]| {
-            let directories = directories.iter().map(String::as_str);
-            let argv: Vec<&str> =
-                [TOOL_OF_IMAGE].iter().chain(format).chain(&["doctor"]).copied().chain(directories).collect();
-            let output = exec_in(&env.driver_pods(), &name, CONTAINER, &argv).await?;
-            anyhow::Ok(Run::of(output.succeeded, output.stdout, output.stderr))
-        };
-        let (json, text) = (run(&["--json"]).await?, run(&[]).await?);
-        store(env, &format!("{CONTAINER}-{node}"), &json, &text)?;
-        judge(&json).with_context(|| format!("loopfs doctor in {CONTAINER} of {name}: {}", text.output))?;
+        let argv = [TOOL_OF_IMAGE, "--json", "doctor"].into_iter();
+        let argv: Vec<&str> = argv.chain(directories.iter().map(String::as_str)).collect();
+        let ExecOutput { succeeded, stdout, stderr } =
+            exec_in(&env.driver_pods(), &name, CONTAINER, &argv).await?;
+        store(env, &format!("{CONTAINER}-{node}"), &stdout)?;
+        judge(succeeded, &stdout)
+            .with_context(|| format!("loopfs doctor in {CONTAINER} of {name}: {stdout}{stderr}"))?;
     }
     Ok(())
 }
@@ -77,15 +60,11 @@ pub(super) async fn in_containers(env: &TestEnv<'_>) -> Result<()> {
 /// Runs the tool on a node of the harness's own.
 pub(super) async fn on_node(env: &TestEnv<'_>, node: &Node) -> Result<()> {
     let tool = format!("{TOOLS_DIR}/{LOOPFS_TOOL}");
-    let run = async |format: &[&str]| {
-        let directories = ["doctor", "--data-dir", DATA_DIR, "--kubelet-dir", KUBELET_ROOT];
-        let argv = [&[tool.as_str()], format, &directories].concat();
-        let output = node.exec(&argv, TOOL_DEADLINE).await?;
-        anyhow::Ok(Run::of(output.code == 0, output.stdout, output.stderr))
-    };
-    let (json, text) = (run(&["--json"]).await?, run(&[]).await?);
-    store(env, &format!("node-{}", node.name()), &json, &text)?;
-    judge(&json).with_context(|| format!("loopfs doctor on {}: {}", node.name(), text.output))
+    let argv = [&tool, "--json", "doctor", "--data-dir", DATA_DIR, "--kubelet-dir", KUBELET_ROOT];
+    let output = node.exec(&argv, TOOL_DEADLINE).await?;
+    store(env, &format!("node-{}", node.name()), &output.stdout)?;
+    judge(output.code == 0, &output.stdout)
+        .with_context(|| format!("loopfs doctor on {}: {}{}", node.name(), output.stdout, output.stderr))
 }
 
 /// Returns the arguments with which the driver's container names its directories.
@@ -101,29 +80,25 @@ fn directories(pod: &Pod) -> Result<Vec<String>> {
 }
 
 /// Fails if the tool reports that something is missing, or could not check what the driver uses.
-fn judge(run: &Run) -> Result<()> {
-    let output = &run.output;
+fn judge(succeeded: bool, output: &str) -> Result<()> {
     let Checks { missing, checks } =
         serde_json::from_str(output).with_context(|| format!("the output is no report: {output}"))?;
     let is_ok = |id: &str| checks.iter().any(|check| check.id == id && check.status == "ok");
     let lacking = checks.iter().filter(|check| check.status == "missing");
     let lacking: Vec<_> = lacking.map(|Check { id, found, .. }| format!("{id} ({found})")).collect();
-    anyhow::ensure!(run.succeeded && missing == 0 && lacking.is_empty(), "something is missing: {lacking:?}");
+    anyhow::ensure!(succeeded && missing == 0 && lacking.is_empty(), "something is missing: {lacking:?}");
     let open: Vec<_> = POSSIBLE.into_iter().filter(|id| !is_ok(id)).collect();
     anyhow::ensure!(open.is_empty(), "{open:?} are not ok");
     Ok(())
 }
 
-/// Writes both outputs into the directory of the report, if there is one.
-fn store(env: &TestEnv<'_>, name: &str, json: &Run, text: &Run) -> Result<()> {
+/// Writes the output into the directory of the report, if there is one.
+fn store(env: &TestEnv<'_>, name: &str, output: &str) -> Result<()> {
     let Some(reports) = &env.reports else { return Ok(()) };
     let directory = reports.join(DOCTOR);
     fs::create_dir_all(&directory).with_context(|| format!("create {}", directory.display()))?;
-    let write = |path: &Path, output: &str| {
-        fs::write(path, output).with_context(|| format!("write {}", path.display()))
-    };
-    write(&directory.join(format!("{name}.json")), &json.output)?;
-    write(&directory.join(format!("{name}.txt")), &text.output)
+    let path = directory.join(format!("{name}.json"));
+    fs::write(&path, output).with_context(|| format!("write {}", path.display()))
 }
 
 #[cfg(test)]
@@ -155,7 +130,7 @@ mod tests {
         #[case] output: String,
         #[case] reason: &str,
     ) {
-        let error = judge(&Run { succeeded, output }).err().map(|error| format!("{error:#}"));
+        let error = judge(succeeded, &output).err().map(|error| format!("{error:#}"));
         assert_eq!(error.is_none(), reason.is_empty(), "{error:?}");
         assert!(error.unwrap_or_default().contains(reason));
     }

@@ -15,7 +15,7 @@ use testvm::steps::{StepResult, Steps};
 use testvm_cluster::kind::{KindMachine, KindParts, KindPlan};
 use testvm_cluster::{ContainerImage, KubernetesMinor, client};
 
-use super::runner::{AfterFailure, Plan, Runner, Selection, StoryRunner};
+use super::runner::{Plan, Runner, Selection, StoryRunner};
 use super::{console, documents, host_service, state_dump};
 use crate::builds::{self, ProgramProfile};
 use crate::node_options::NodeOptions;
@@ -128,8 +128,8 @@ async fn test(
     env.reports = Some(reports.to_owned());
     if let Ok(before) = driver_is_ready(session, report, machine).await {
         let nodes = NodeOptions::default();
-        let after_failure = AfterFailure::GoOn(reports);
-        let plan = Plan { nodes: &nodes, selection: stories.selection, sabotage: None, after_failure };
+        let plan =
+            Plan { nodes: &nodes, selection: stories.selection, sabotage: None, failures: Some(reports) };
         StoryRunner::begin(session, report, &env, plan).await.run_all().await;
         check_leaks(session, report, nothing_left(machine, &before)).await;
         if stories.documents && report.succeeded() {
@@ -266,55 +266,7 @@ fn checked_out(root: &Path) -> Result<Vec<(String, PathBuf)>> {
 
 #[cfg(test)]
 mod tests {
-    use std::future::pending;
-
-    use testvm::cache::Cache;
-    use testvm::scratch::ScratchDir;
-    use testvm::session::{Project, Workspace};
-
     use super::*;
-
-    fn session(directory: &Path) -> Session {
-        Session::with_directories(
-            Project { name: "test", command: "test" },
-            Workspace::new(directory.to_owned(), directory.to_owned()),
-            Cache::at(directory.join("cache")).unwrap(),
-            ScratchDir::create(directory).unwrap(),
-        )
-    }
-
-    fn report(outcome: Outcome) -> Report {
-        let mut report = Report::new();
-        report.push("flow", "a step", outcome, Duration::ZERO);
-        report
-    }
-
-    /// A failed run may leave volumes, so its check for leaks counts as not run.
-    #[tokio::test]
-    async fn leak_after_failed_run_is_ignored() {
-        let dir = tempfile::tempdir().unwrap();
-        let mut report = report(Outcome::Failed("no".into()));
-        check_leaks(&session(dir.path()), &mut report, async { anyhow::bail!("leaked: f volumes/v") }).await;
-        assert_eq!((report.failed(), report.not_run()), (1, 1));
-    }
-
-    #[tokio::test]
-    async fn leak_after_passed_run_is_failure() {
-        let dir = tempfile::tempdir().unwrap();
-        let mut report = report(Outcome::Passed);
-        check_leaks(&session(dir.path()), &mut report, async { anyhow::bail!("leaked: f volumes/v") }).await;
-        assert!(report.failures().contains("leaked: f volumes/v"), "{report:?}");
-    }
-
-    #[tokio::test]
-    async fn stopped_run_ends_leak_check() {
-        let dir = tempfile::tempdir().unwrap();
-        let session = session(dir.path());
-        session.cancel.cancel();
-        let mut report = report(Outcome::Passed);
-        check_leaks(&session, &mut report, pending()).await;
-        assert!(report.failures().contains("stopped"), "{report:?}");
-    }
 
     #[test]
     fn only_added_lines_are_returned() {

@@ -13,7 +13,6 @@ mod host_service;
 mod kind;
 mod own_cluster;
 mod parts;
-mod restarts;
 mod run;
 mod runner;
 mod sabotages;

@@ -12,7 +12,7 @@ use testvm_cluster::{Cluster, ClusterProfile, background, client, gvisor, snapsh
 
 use super::args::Args;
 use super::own_cluster::{self, NAMESPACE, Places};
-use super::runner::{AfterFailure, Plan, Runner, Selection, StoryRunner};
+use super::runner::{Plan, Runner, Selection, StoryRunner};
 use super::{kind, self_check, state_dump, stories};
 use crate::node_options::NodeOptions;
 use crate::nodes::{self, Additions};
@@ -58,9 +58,8 @@ pub async fn run(session: &Session, args: &Args) -> Result<Report> {
     if let Some(cluster) = &cluster {
         let mut env = TestEnv::new(manifests, cluster.client().clone(), Some(cluster), NAMESPACE)?;
         env.reports = Some(reports.clone());
-        let after_failure = if args.keep { AfterFailure::End } else { AfterFailure::GoOn(&reports) };
-        let plan =
-            Plan { nodes: &args.nodes, selection: args.selection(), sabotage: args.broken, after_failure };
+        let failures = (!args.keep).then_some(reports.as_path());
+        let plan = Plan { nodes: &args.nodes, selection: args.selection(), sabotage: args.broken, failures };
         if args.self_check {
             Box::pin(self_check::run(session, &mut report, &env, plan)).await;
         } else {
@@ -140,15 +139,13 @@ async fn against_any_cluster(
     let installed = stories::install::is_installed(&env).await?;
     let mut report = Report::new();
     let nodes = NodeOptions::default();
-    let after_failure = AfterFailure::GoOn(reports);
-    let plan = Plan { nodes: &nodes, selection, sabotage: None, after_failure };
+    let plan = Plan { nodes: &nodes, selection, sabotage: None, failures: Some(reports) };
     StoryRunner::begin(session, &mut report, &env, plan).await.run_all().await;
     state_dump::write(&env, reports).await;
     let started = Instant::now();
     // The removal also runs if a story failed or was stopped.
     let cleaned = async {
         stories::removal::delete_namespace(&env).await?;
-        stories::removal::no_volumes(&env).await?;
         if installed { Ok(()) } else { stories::install::remove(&env).await }
     };
     let cleaned = cleaned.await;

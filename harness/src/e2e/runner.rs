@@ -6,21 +6,25 @@
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+use anyhow::Result;
 use testvm::report::{Case, Outcome, Report};
 use testvm::session::Session;
 use testvm::steps::{StepFailed, StepResult, Steps};
 use testvm_cluster::KubeletRoot;
 use testvm_cluster::restarts::Watch;
 
+use super::state_dump;
 use super::stories::{STORIES, flow, install, removal};
 use super::story::{Broken, Run, RunState, Set, Story, When};
-use super::{restarts, state_dump};
 use crate::listing::record_time;
 use crate::node_options::NodeOptions;
+use crate::test_env::disturbances::watched;
 use crate::test_env::environment::{FOREIGN_NODE, TestEnv};
 use crate::test_env::workload::create_namespace;
 use crate::test_env::{rejected_writes, snapshots};
 
+/// The suite of the checks for restarts in the report.
+const RESTARTS: &str = "restarts";
 /// The number of failed stories that ends a run: more of them show the same fault, and each waits for its timeouts.
 const MAX_FAILED: usize = 3;
 
@@ -72,16 +76,9 @@ pub(super) struct Plan<'a> {
     pub(super) selection: Selection<'a>,
     /// The run then ends with the first failure.
     pub(super) sabotage: Option<Broken>,
-    pub(super) after_failure: AfterFailure<'a>,
-}
-
-/// The reaction of a run to a story that failed.
-#[derive(Clone, Copy, Debug)]
-pub(super) enum AfterFailure<'a> {
-    /// It ends, so that the user can inspect the cluster.
-    End,
-    /// It stores the state of the cluster in this directory, and goes on with the next story.
-    GoOn(&'a Path),
+    /// The directory for the state of the cluster after a failed story. Without one, the run ends with the first failure, so that the
+    /// user can inspect the cluster.
+    pub(super) failures: Option<&'a Path>,
 }
 
 /// Runs the stories of a plan on a cluster.
@@ -136,8 +133,10 @@ impl Runner for StoryRunner<'_> {
     async fn recover(&mut self, failed: &Story) -> StepResult {
         self.failed += 1;
         let cancelled = self.session.cancel.is_cancelled();
-        let reports =
-            go_on(self.plan.after_failure, failed, self.plan.sabotage, cancelled).ok_or(StepFailed)?;
+        let Some(reports) = self.plan.failures.filter(|_| goes_on(failed, self.plan.sabotage, cancelled))
+        else {
+            return Err(StepFailed);
+        };
         state_dump::write_failure(self.session, self.state.env, failed.name, reports).await;
         if self.failed >= MAX_FAILED {
             return Err(StepFailed);
@@ -154,20 +153,10 @@ impl Runner for StoryRunner<'_> {
     }
 }
 
-/// Returns the directory for the state of the cluster if a run goes on after this failure. The other stories need the driver,
-/// which those that always run install and remove. A sabotaged run has to end with its first failure.
-fn go_on<'a>(
-    after_failure: AfterFailure<'a>,
-    failed: &Story,
-    sabotage: Option<Broken>,
-    cancelled: bool,
-) -> Option<&'a Path> {
-    match after_failure {
-        AfterFailure::GoOn(reports) if failed.when != When::Always && sabotage.is_none() && !cancelled => {
-            Some(reports)
-        }
-        AfterFailure::GoOn(_) | AfterFailure::End => None,
-    }
+/// Returns `true` if a run can go on after this failure. The other stories need the driver, which those that always run install and
+/// remove. A sabotaged run has to end with its first failure.
+fn goes_on(failed: &Story, sabotage: Option<Broken>, cancelled: bool) -> bool {
+    failed.when != When::Always && sabotage.is_none() && !cancelled
 }
 
 impl<'a> StoryRunner<'a> {
@@ -179,12 +168,14 @@ impl<'a> StoryRunner<'a> {
         plan: Plan<'a>,
     ) -> StoryRunner<'a> {
         // The report has the reason of a failure.
-        let watch = restarts::watch(session, report, env).await.ok();
+        let started = Watch::start(watched(env), &env.caused);
+        let mut steps = Steps::begin(session, report, RESTARTS);
+        let watch = steps.step("watch the containers of the driver", started).await.ok();
         let state = RunState { env, nodes: plan.nodes, before: None };
         StoryRunner { session, report, plan, state, watch, shown: true, failed: 0 }
     }
 
-    /// Runs a story, and checks the driver's containers.
+    /// Runs a story, deletes what it created, and checks the driver's containers.
     pub(super) async fn run_story(&mut self, story: &Story) -> StepResult {
         let Some(watch) = &mut self.watch else { return Err(StepFailed) };
         let env = self.state.env;
@@ -205,9 +196,17 @@ impl<'a> StoryRunner<'a> {
                 Ok(())
             }
         };
+        let outcome = match outcome {
+            Ok(()) if story.when != When::Always => {
+                removal::clean_up(&mut steps, env, state.before.as_ref()).await
+            }
+            outcome => outcome,
+        };
         // After a failure too, because it can be the cause.
-        let mut steps = begin(self.session, self.report, restarts::NAME, self.shown);
-        let checked = restarts::check(&mut steps, watch, env, story.name).await;
+        let mut steps = begin(self.session, self.report, RESTARTS, self.shown);
+        let about = "no container has restarted or panicked unless the story caused it";
+        let title = format!("after {}: {about}", story.name);
+        let checked = steps.step(&title, none_unexpected(watch, env)).await;
         outcome.and(checked)
     }
 
@@ -220,11 +219,8 @@ impl<'a> StoryRunner<'a> {
         steps.step(&about("the API server takes all objects"), rejected_writes::allow(env)).await?;
         steps.step(&about("no volume is retained"), removal::retain_none(env)).await?;
         steps.step(&about("no snapshot is left"), snapshots::delete_all(env)).await?;
-        steps.step(&about("delete the namespace"), removal::delete_namespace(env)).await?;
-        steps.step(&about("no volume of the driver is left"), removal::no_volumes(env)).await?;
+        steps.step(&about("no pod, claim or volume is left"), removal::delete_objects(env)).await?;
         steps.step(&about("the driver serves"), install::served(env)).await?;
-        let created = create_namespace(&env.client, &env.namespace);
-        steps.step(&about("create the namespace"), created).await?;
         // A restart in the meantime, for example of a driver that the story left frozen, is not the fault of the next story.
         let restarted = async { watch.unexpected(&env.caused).await.map(drop) };
         steps.step(&about("later restarts count from here"), restarted).await
@@ -251,6 +247,14 @@ impl<'a> StoryRunner<'a> {
         let mut steps = begin(self.session, self.report, "namespace", self.shown);
         steps.step("create it", create_namespace(&env.client, &env.namespace)).await
     }
+}
+
+/// Checks that no container of the driver restarted, and that no pod of it was replaced, unless the story caused it. `kubectl` shows a
+/// driver that panics and is started again as ready, and most stories would pass.
+async fn none_unexpected(watch: &mut Watch, env: &TestEnv<'_>) -> Result<()> {
+    let unexpected = watch.unexpected(&env.caused).await?;
+    anyhow::ensure!(unexpected.is_empty(), "{}", unexpected.join("\n"));
+    Ok(())
 }
 
 fn begin<'a>(session: &'a Session, report: &'a mut Report, name: &'static str, shown: bool) -> Steps<'a> {
@@ -306,13 +310,10 @@ mod tests {
 
     #[test]
     fn a_failure_ends_some_runs() {
-        let reports = Path::new("/reports");
-        let (kept, flow) = (AfterFailure::GoOn(reports), &flow::STORY);
-        assert_eq!(go_on(kept, flow, None, false), Some(reports));
-        assert_eq!(go_on(AfterFailure::End, flow, None, false), None);
-        assert_eq!(go_on(kept, &install::STORY, None, false), None);
-        assert_eq!(go_on(kept, flow, sabotages().next(), false), None);
-        assert_eq!(go_on(kept, flow, None, true), None);
+        assert!(goes_on(&flow::STORY, None, false));
+        assert!(!goes_on(&install::STORY, None, false));
+        assert!(!goes_on(&flow::STORY, sabotages().next(), false));
+        assert!(!goes_on(&flow::STORY, None, true));
     }
 
     fn selected(names: &[&str], unnamed: Set, kubelet_root: KubeletRoot) -> Vec<&'static str> {
@@ -320,37 +321,15 @@ mod tests {
         Selection { named: &named, unnamed, kubelet_root }.stories().map(|story| story.name).collect()
     }
 
-    /// Stories with other projects run only if their names or their own set select them.
-    #[test]
-    fn external_stories_are_opt_in() {
-        for name in [gvisor::STORY.name, snapshots::STORY.name] {
-            for set in [Set::Main, Set::Node, Set::Short, Set::Long, Set::All] {
-                assert!(!selected(&[], set, KubeletRoot::DataDisk).contains(&name), "{set:?}");
-            }
-            assert!(selected(&["clones", name], Set::All, KubeletRoot::RootDisk).contains(&name));
-        }
-        assert_eq!(
-            selected(&[], Set::OtherProjects, KubeletRoot::RootDisk),
-            ["install", "gvisor", "snapshots", "removal"]
-        );
-    }
-
-    #[test]
-    fn selections_include_installation_and_removal() {
-        for set in [Set::Main, Set::Node, Set::Short, Set::Long, Set::All, Set::OtherProjects] {
-            let stories = selected(&[], set, KubeletRoot::RootDisk);
-            let (first, last) = (stories[0], stories[stories.len() - 1]);
-            assert_eq!((first, last), (install::STORY.name, removal::STORY.name), "{set:?}: {stories:?}");
-            assert!(stories.len() > 2, "{set:?}: {stories:?}");
-        }
-        assert_eq!(selected(&["clones"], Set::All, KubeletRoot::RootDisk), ["install", "clones", "removal"]);
-    }
-
     #[test]
     fn root_disk_kubelet_excludes_two_stories() {
         let all = selected(&[], Set::All, KubeletRoot::DataDisk);
         let other: Vec<&str> = names().filter(|name| !all.contains(name)).collect();
         assert_eq!(other, [gvisor::STORY.name, snapshots::STORY.name]);
+        assert_eq!(
+            selected(&[], Set::OtherProjects, KubeletRoot::RootDisk),
+            ["install", "gvisor", "snapshots", "removal"]
+        );
         let on_root_disk = selected(&[], Set::All, KubeletRoot::RootDisk);
         let missing: Vec<&str> = all.into_iter().filter(|name| !on_root_disk.contains(name)).collect();
         assert_eq!(missing, ["kubelet-root", "kubelet-quotas"]);

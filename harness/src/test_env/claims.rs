@@ -10,6 +10,7 @@ use testvm_cluster::{objects, workload};
 
 use super::environment::TestEnv;
 use super::sizes::Size;
+use super::workload::{VolumeMode, claim};
 
 /// The annotation by which the scheduler tells the provisioner the node of the first pod.
 pub(crate) const SELECTED_NODE: &str = "volume.kubernetes.io/selected-node";
@@ -28,11 +29,11 @@ pub(crate) fn volumes(env: &TestEnv<'_>) -> Api<PersistentVolume> {
     Api::all(env.client.clone())
 }
 
-/// Returns the names of the claims among `ours` that have PersistentVolumes: sorted, and once for each PersistentVolume.
-pub(crate) async fn with_objects(env: &TestEnv<'_>, ours: impl Fn(&str) -> bool) -> Result<Vec<String>> {
+/// Returns the names of the claims that have PersistentVolumes: sorted, and once for each PersistentVolume.
+pub(crate) async fn with_objects(env: &TestEnv<'_>) -> Result<Vec<String>> {
     let objects = objects::list(&volumes(env), "").await?;
     let claims = objects.iter().filter_map(|volume| volume.spec.as_ref()?.claim_ref.as_ref()?.name.clone());
-    let mut names: Vec<String> = claims.filter(|name| ours(name)).collect();
+    let mut names: Vec<String> = claims.collect();
     names.sort();
     Ok(names)
 }
@@ -42,6 +43,28 @@ pub(crate) async fn create(
     claim: &PersistentVolumeClaim,
 ) -> Result<PersistentVolumeClaim> {
     objects::create(&env.claims(), claim).await
+}
+
+/// Creates a claim of the driver's class for one node.
+pub(crate) async fn request(
+    env: &TestEnv<'_>,
+    name: &str,
+    size: Size,
+    mode: VolumeMode,
+) -> Result<PersistentVolumeClaim> {
+    create(env, &claim(name, &env.driver.class_name(), size, mode, "ReadWriteOnce")?).await
+}
+
+/// Creates a claim like [`request`], for which this node is selected already.
+pub(crate) async fn request_on(
+    env: &TestEnv<'_>,
+    node: &str,
+    name: &str,
+    size: Size,
+    mode: VolumeMode,
+) -> Result<PersistentVolumeClaim> {
+    let claim = claim(name, &env.driver.class_name(), size, mode, "ReadWriteOnce")?;
+    create(env, &with_selected_node(claim, node)).await
 }
 
 /// Requests another size of the claim.

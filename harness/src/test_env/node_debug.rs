@@ -47,13 +47,6 @@ pub(crate) async fn run(node: &Node, args: &[&str]) -> Result<ExecOutput> {
     run_within(node, args, DBG_TIMEOUT).await
 }
 
-/// Runs `dbg` on a node, and returns what it prints if it succeeds.
-pub(crate) async fn output(node: &Node, args: &[&str]) -> Result<String> {
-    let output = run(node, args).await?;
-    anyhow::ensure!(output.code == 0, "dbg {} ended with {output:?}", args.join(" "));
-    Ok(output.stdout)
-}
-
 /// Waits until a condition of the node is met. `condition` has the name of the condition and its arguments.
 pub(crate) async fn wait(node: &Node, condition: &[&str], within: Duration) -> Result<()> {
     let timeout = format!("{}s", within.as_secs());

@@ -8,6 +8,7 @@ use testvm_cluster::exec::{ExecOutput, exec, exec_ok};
 use testvm_cluster::waiting::{State, until_logged};
 use testvm_cluster::{objects, workload};
 
+use super::claims;
 use super::environment::TestEnv;
 use super::sizes::Size;
 use super::workload::{Held, VolumeMode, holder, holder_of};
@@ -15,6 +16,12 @@ use super::workload::{Held, VolumeMode, holder, holder_of};
 /// Starts a pod that holds the claim, and waits until it runs.
 pub(crate) async fn start(env: &TestEnv<'_>, pod: &str, claim: &str, mode: VolumeMode) -> Result<()> {
     create(env, &holder(pod, claim, mode)?).await
+}
+
+/// Starts a pod like [`start`], with a new claim of the same name.
+pub(crate) async fn start_new(env: &TestEnv<'_>, name: &str, size: Size, mode: VolumeMode) -> Result<()> {
+    claims::request(env, name, size, mode).await?;
+    start(env, name, name, mode).await
 }
 
 /// Starts a pod that writes to the whole device of the claim without fsync(2), and keeps the device open. Waits until it has written.

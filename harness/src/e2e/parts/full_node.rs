@@ -7,18 +7,21 @@ use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use kube::Api;
 use kube::runtime::watcher;
 use testvm::steps::{StepResult, Steps};
-use testvm_cluster::waiting::{State, until, until_one};
+use testvm_cluster::waiting::{State, until, until_event, until_one};
 use testvm_cluster::workload::node_of;
 use testvm_cluster::{Node, objects};
 
 use crate::test_env::claims;
 use crate::test_env::environment::TestEnv;
-use crate::test_env::pods::{end, start};
+use crate::test_env::pods::start;
 use crate::test_env::sizes::Size;
 use crate::test_env::workload::{VolumeMode, claim};
 
 const FILLER: &str = "all-of-it";
 const MOVED: &str = "elsewhere";
+const RESELECTED: &str = "on-a-deleted-node";
+const DELETED_NODE: &str = "node-that-was-deleted";
+const MODE: VolumeMode = VolumeMode::Filesystem;
 const SIZE: Size = Size::mebibytes(32);
 
 pub(in crate::e2e) async fn run(
@@ -28,8 +31,9 @@ pub(in crate::e2e) async fn run(
     second: &Node,
 ) -> StepResult {
     steps.step("a claim takes all that the first node can still hold", fill(env, first)).await?;
-    steps.step("a pod and its volume go to the second", goes_to(env, second)).await?;
-    steps.step("pod and claims go", clear(env)).await
+    let title =
+        "pods go to the second with their volumes, also one whose claim names a node that was deleted";
+    steps.step(title, go_to(env, second)).await
 }
 
 /// Returns the maximum volume size that the node's provisioner publishes.
@@ -59,7 +63,7 @@ async fn fill(env: &TestEnv<'_>, node: &Node) -> Result<()> {
     .await?;
     let room = largest(env, node, found.values()).context("it was there just now")?.clone();
     // A Block volume of that size would leave what a Filesystem volume reserves for its inodes.
-    let mut filler = claim(FILLER, &env.driver.class_name(), SIZE, VolumeMode::Filesystem, "ReadWriteOnce")?;
+    let mut filler = claim(FILLER, &env.driver.class_name(), SIZE, MODE, "ReadWriteOnce")?;
     let resources = filler.spec.get_or_insert_default().resources.get_or_insert_default();
     resources.requests.get_or_insert_default().insert("storage".into(), room.clone());
     claims::create(env, &claims::with_selected_node(filler, node.name())).await?;
@@ -75,18 +79,18 @@ async fn fill(env: &TestEnv<'_>, node: &Node) -> Result<()> {
     .map(drop)
 }
 
-async fn goes_to(env: &TestEnv<'_>, node: &Node) -> Result<()> {
-    let object = claim(MOVED, &env.driver.class_name(), SIZE, VolumeMode::Filesystem, "ReadWriteOnce")?;
-    claims::create(env, &object).await?;
-    start(env, MOVED, MOVED, VolumeMode::Filesystem).await?;
-    let pod = objects::read(&env.pods(), MOVED).await?;
-    let on = node_of(&pod);
-    anyhow::ensure!(on == Some(node.name()), "the pod runs on {on:?}");
+/// Starts pods, which the scheduler assigns to the node. It selects a node for the second claim again after the controller has removed
+/// the annotation with the deleted one.
+async fn go_to(env: &TestEnv<'_>, node: &Node) -> Result<()> {
+    claims::request(env, MOVED, SIZE, MODE).await?;
+    let reselected = claims::request_on(env, DELETED_NODE, RESELECTED, SIZE, MODE).await?;
+    tokio::try_join!(start(env, MOVED, MOVED, MODE), start(env, RESELECTED, RESELECTED, MODE))?;
+    let names_node = |message: &str| message.contains(DELETED_NODE);
+    until_event(&env.client, &reselected, &["SelectedNodeRemoved"], env.timeouts.start, names_node).await?;
+    for name in [MOVED, RESELECTED] {
+        let pod = objects::read(&env.pods(), name).await?;
+        let on = node_of(&pod);
+        anyhow::ensure!(on == Some(node.name()), "the pod {name} runs on {on:?}");
+    }
     Ok(())
-}
-
-async fn clear(env: &TestEnv<'_>) -> Result<()> {
-    end(env, MOVED).await?;
-    claims::delete_with_volume(env, FILLER).await?;
-    claims::delete_with_volume(env, MOVED).await
 }

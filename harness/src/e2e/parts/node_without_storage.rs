@@ -1,5 +1,5 @@
-//! A node that never had a data file system: it must not stop a rollout of the driver to the nodes that have one. Once a
-//! file system is mounted there, the driver serves it without a restart.
+//! A node that never had a data file system: its pod of the driver must be available, or it would stop a rollout to the nodes that have
+//! one. Once a file system is mounted there, the driver serves it without a restart.
 
 use std::time::Duration;
 
@@ -13,28 +13,20 @@ use testvm_cluster::workload::node_of;
 use testvm_cluster::{Node, objects};
 
 use super::full_node::largest;
-use super::serving::{restart, rolled_out, serves};
+use super::serving::{rolled_out, serves};
 use crate::nodes::{DATA_DIR, DATA_OPTIONS};
-use crate::test_env::disturbances::replace_pods;
 use crate::test_env::environment::TestEnv;
 use crate::test_env::node_debug;
 
 const TOOL_DEADLINE: Duration = Duration::from_secs(60);
 
 pub(in crate::e2e) async fn run(steps: &mut Steps<'_>, env: &TestEnv<'_>, node: &Node) -> StepResult {
-    steps.step("a rollout of the driver reaches both nodes", rolls_out(env)).await?;
-    steps
-        .step("the driver is not registered there and publishes no free capacity", unused(env, node))
-        .await?;
-    steps
-        .step("a file system is mounted there, and the driver serves it as it runs", arrives(env, node))
-        .await
-}
-
-/// Restarts the pods of the DaemonSet as `kubectl rollout restart` does, and waits until all are new and available.
-async fn rolls_out(env: &TestEnv<'_>) -> Result<()> {
-    replace_pods(env).await?;
-    rolled_out(env, restart(env).await?, 2).await
+    let available = rolled_out(env, None, 2);
+    steps.step("the driver's pods are available on both nodes, as a rollout requires", available).await?;
+    let title = "the driver is not registered there and publishes no free capacity";
+    steps.step(title, unused(env, node)).await?;
+    let title = "a file system is mounted there, and the driver serves it as it runs";
+    steps.step(title, arrives(env, node)).await
 }
 
 async fn unused(env: &TestEnv<'_>, node: &Node) -> Result<()> {

@@ -137,16 +137,8 @@ async fn complaints(env: &TestEnv<'_>) -> String {
     words.join("\n")
 }
 
-/// Waits until the driver's pods of this number of nodes are ready and their kubelets have registered the
-/// driver.
+/// Waits until this number of nodes has pods of the driver that are ready, and their kubelets have registered the driver.
 pub(in crate::e2e) async fn serves(env: &TestEnv<'_>, nodes: i32) -> Result<()> {
-    let name = env.driver.daemon_set();
-    until_one(env.daemon_sets(), name, env.timeouts.start, |daemon_set| {
-        let status = daemon_set.and_then(|daemon_set| daemon_set.status.as_ref());
-        let (wanted, ready) =
-            status.map_or((0, 0), |status| (status.desired_number_scheduled, status.number_ready));
-        State::ready_if(wanted == nodes && ready == nodes, format!("{ready} of {wanted} pods are ready"))
-    })
-    .await?;
+    rolled_out(env, None, nodes).await?;
     served(env).await
 }

@@ -47,7 +47,7 @@ async fn run(steps: &mut Steps<'_>, env: &TestEnv<'_>, cluster: &Cluster) -> Ste
     let added = component::add(env, root, kubectl, COMPONENT);
     let title = "apply the component claim-labels, and wait until the driver's new pods serve";
     let added = steps.step(title, added).await?;
-    let recorded = record(env, true);
+    let recorded = until_recorded(&env.client, env.driver.namespace(), true);
     steps.step("the controller records that all claims have labels", recorded).await?;
     steps.step("each bound claim has the label of its node", labelled(env)).await?;
 
@@ -58,26 +58,18 @@ async fn run(steps: &mut Steps<'_>, env: &TestEnv<'_>, cluster: &Cluster) -> Ste
 
     let removed = async {
         component::remove(env, &added).await?;
-        record(env, false).await
+        until_recorded(&env.client, env.driver.namespace(), false).await
     };
     steps.step("the component is removed", removed).await?;
     steps.step("the volumes are expanded once more", in_use.expand(env)).await?;
-    let provisioned = async {
-        provision_and_delete(env, "labels-after").await?;
-        in_use.delete(env).await
-    };
-    steps.step("claims are provisioned and deleted, and those with labels too", provisioned).await
+    let provisioned = provision_and_delete(env, "labels-after");
+    steps.step("claims are provisioned and deleted without the component", provisioned).await
 }
 
 async fn provision_and_delete(env: &TestEnv<'_>, name: &str) -> Result<()> {
     let another = InUse::of(name);
     another.create(env).await?;
     another.delete(env).await
-}
-
-/// Waits until the ConfigMap has the record, or does not exist.
-async fn record(env: &TestEnv<'_>, expected: bool) -> Result<()> {
-    until_recorded(&env.client, env.driver.namespace(), expected).await
 }
 
 /// Checks the labels of the claims whose volumes are in use.

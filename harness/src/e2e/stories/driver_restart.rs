@@ -11,19 +11,18 @@ use testvm::steps::{StepResult, Steps};
 use testvm_cluster::waiting::{State, until};
 use testvm_cluster::{KubeletRoot, Node, objects};
 
-use super::{install, removal};
+use super::install;
+use crate::e2e::parts::both_modes;
 use crate::e2e::parts::node_without_storage::{driver_pod, mount_disk};
 use crate::e2e::sabotages::reject_writes;
 use crate::e2e::story::{Run, Sabotage, Story, When};
 use crate::nodes::DATA_DIR;
-use crate::test_env::claims;
 use crate::test_env::disturbances::{kill, replace_pods};
 use crate::test_env::environment::{FOREIGN_NODE, TestEnv};
-use crate::test_env::inventory::Inventory;
-use crate::test_env::pods::{check_text, end, start, write};
-use crate::test_env::rejected_writes::{Rejected, allow};
+use crate::test_env::pods::{end, start_new};
+use crate::test_env::rejected_writes::Rejected;
 use crate::test_env::sizes::Size;
-use crate::test_env::workload::{VolumeMode, claim};
+use crate::test_env::workload::VolumeMode;
 
 pub(in crate::e2e) const STORY: Story = Story {
     name: "driver-restart",
@@ -35,79 +34,56 @@ pub(in crate::e2e) const STORY: Story = Story {
         about: "The API server rejects new PersistentVolumes after the driver was replaced",
         before: "a new claim is provisioned and mounted",
         change: |env| Box::pin(reject_writes(env, Rejected::Creations)),
-        repair: Some(|env| Box::pin(allow(env))),
+        repair: None,
         expected: &["pod after-restart does not run"],
     }],
 };
 
 const SIZE: Size = Size::mebibytes(1);
-/// The names of the pods and their claims.
+/// The pod with a mounted and a block volume, and the beginning of the names of its claims.
 const RUNNING: &str = "before-restart";
+/// A pod and its claim.
 const NEW: &str = "after-restart";
-const FILE: &str = "/vol/file";
 const TEXT: &str = "after the restart";
 
 const WITHOUT_DISK: &str = "pods end although the driver restarts without its disk";
-/// The pods that end while the disk is not mounted, and their claims.
-const ENDING: [(&str, VolumeMode); 2] =
-    [("mounted-without-disk", VolumeMode::Filesystem), ("device-without-disk", VolumeMode::Block)];
 const DRIVER: &str = "csi";
 const TOOL_DEADLINE: Duration = Duration::from_secs(60);
 
 async fn run(steps: &mut Steps<'_>, env: &TestEnv<'_>, kubelet_root: KubeletRoot) -> StepResult {
-    steps.step("a pod uses a claim", start_pod(env, RUNNING)).await?;
+    let started = both_modes::start_new(env, RUNNING, SIZE);
+    steps.step("a pod uses a mounted and a block volume", started).await?;
     steps.step("replace the driver's pods", replace(env)).await?;
     steps.step("the new pods are ready and serve requests", install::served(env)).await?;
-    steps.step("a pod that was running still writes to its volume", check_running_pod(env)).await?;
-    steps.step("a new claim is provisioned and mounted", start_pod(env, NEW)).await?;
-    let ended = async { tokio::try_join!(end(env, RUNNING), end(env, NEW)).map(drop) };
-    steps.step("the pods end", ended).await?;
-    match (env.node, kubelet_root) {
-        (Some(node), KubeletRoot::RootDisk) => without_disk(steps, env, node).await,
-        (Some(_), KubeletRoot::DataDisk) => {
-            steps.skip(WITHOUT_DISK, "the kubelet has its directory on the disk");
-            Ok(())
-        }
-        (None, _) => {
-            steps.skip(WITHOUT_DISK, FOREIGN_NODE);
-            Ok(())
-        }
-    }
+    let running = async {
+        both_modes::write(env, RUNNING, TEXT).await?;
+        both_modes::check_text(env, RUNNING, TEXT).await
+    };
+    steps.step("the pod that was running still writes to its volumes", running).await?;
+    let new = start_new(env, NEW, SIZE, VolumeMode::Filesystem);
+    steps.step("a new claim is provisioned and mounted", new).await?;
+    let reason = match (env.node, kubelet_root) {
+        (Some(node), KubeletRoot::RootDisk) => return without_disk(steps, env, node).await,
+        (Some(_), KubeletRoot::DataDisk) => "the kubelet has its directory on the disk",
+        (None, _) => FOREIGN_NODE,
+    };
+    steps.skip(WITHOUT_DISK, reason);
+    Ok(())
 }
 
-/// Kills the driver while its disk is not mounted, deletes pods, and mounts the disk again.
+/// Kills the driver while its disk is not mounted, deletes the pods, and mounts the disk again.
 async fn without_disk(steps: &mut Steps<'_>, env: &TestEnv<'_>, node: &Node) -> StepResult {
-    let before = steps.step("list what is on the node", Inventory::take(node)).await?;
-    let [mounted, device] = ENDING.map(|(name, mode)| start_pod_on(env, node, name, mode));
-    let started = async { tokio::try_join!(mounted, device).map(drop) };
-    steps.step("pods use a mounted and a block volume", started).await?;
     steps.step("the disk is unmounted, and the driver killed", lose_disk(env, node)).await?;
-    let [mounted, device] = ENDING.map(|(name, _)| end(env, name));
-    let ended = async { tokio::try_join!(mounted, device).map(drop) };
+    let ended = async { tokio::try_join!(end(env, RUNNING), end(env, NEW)).map(drop) };
     steps.step(WITHOUT_DISK, ended).await?;
     steps.step("the disk is mounted again", mount_disk(node)).await?;
-    steps.step("the driver serves requests again", install::served(env)).await?;
-    steps.step("deleted with their claims, they leave nothing", delete_claims(env, node, &before)).await
+    steps.step("the driver serves requests again", install::served(env)).await
 }
 
 async fn lose_disk(env: &TestEnv<'_>, node: &Node) -> Result<()> {
     // The driver and the volumes have open files there.
     node.output(&["umount", "--lazy", DATA_DIR], TOOL_DEADLINE).await?;
     kill(env, node, &driver_pod(env, node).await?, DRIVER).await.map(drop)
-}
-
-async fn delete_claims(env: &TestEnv<'_>, node: &Node, before: &Inventory) -> Result<()> {
-    for (name, _) in ENDING {
-        claims::delete_with_volume(env, name).await?;
-    }
-    removal::nothing_left(env, node, before).await
-}
-
-/// Starts a pod on this node with a new claim of the same name.
-async fn start_pod_on(env: &TestEnv<'_>, node: &Node, name: &str, mode: VolumeMode) -> Result<()> {
-    let object = claim(name, &env.driver.class_name(), SIZE, mode, "ReadWriteOnce")?;
-    claims::create(env, &claims::with_selected_node(object, node.name())).await?;
-    start(env, name, name, mode).await
 }
 
 /// Deletes the driver's pods, and waits until they no longer exist and new ones do. The new ones may not be ready yet.
@@ -126,16 +102,4 @@ pub(in crate::e2e) async fn replace(env: &TestEnv<'_>) -> Result<()> {
     })
     .await
     .map(drop)
-}
-
-async fn check_running_pod(env: &TestEnv<'_>) -> Result<()> {
-    write(env, RUNNING, FILE, TEXT).await?;
-    check_text(env, RUNNING, FILE, TEXT).await
-}
-
-/// Starts a pod with a new claim of the same name.
-async fn start_pod(env: &TestEnv<'_>, name: &str) -> Result<()> {
-    let class = env.driver.class_name();
-    claims::create(env, &claim(name, &class, SIZE, VolumeMode::Filesystem, "ReadWriteOnce")?).await?;
-    start(env, name, name, VolumeMode::Filesystem).await
 }

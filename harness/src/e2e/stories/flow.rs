@@ -1,33 +1,32 @@
-//! The main flow: a StatefulSet with a mounted, a read-only and a block volume. A program in its pod checks them. They are
-//! expanded while in use, and the driver is killed during that.
+//! The main flow: a StatefulSet with a mounted, a read-only and a block volume. Its pod checks them from
+//! inside. They are expanded while in use, and the driver is killed during that.
 
 use std::time::Duration;
 
 use anyhow::{Context, Result};
 use k8s_openapi::api::apps::v1::StatefulSet;
-use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
+use k8s_openapi::api::core::v1::PersistentVolumeClaim;
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
+use kube::ResourceExt;
 use kube::api::DeleteParams;
 use kube::runtime::watcher;
-use kube::{Api, ResourceExt};
 use testvm::excerpt::list;
 use testvm::steps::{StepResult, Steps};
 use testvm_cluster::api_error::api_error;
 use testvm_cluster::containers::Container;
-use testvm_cluster::exec::{http_get, log_tail};
+use testvm_cluster::exec::{exec_ok, http_get};
 use testvm_cluster::mount_table::Mounted;
-use testvm_cluster::waiting::{State, until, until_event, until_none_complains};
-use testvm_cluster::workload::until_pod_runs;
+use testvm_cluster::waiting::{State, until, until_event, until_logged, until_none_complains, until_one};
 use testvm_cluster::{Node, objects};
 
-use crate::e2e::sabotages::{mount_writable, named, reject_writes};
+use crate::e2e::sabotages::{mount_writable, named, on_node, reject_writes};
 use crate::e2e::story::{Run, Sabotage, Story, When};
 use crate::test_env::disturbances::kill;
 use crate::test_env::environment::{FOREIGN_NODE, TestEnv};
 use crate::test_env::inventory::volume_mounts;
-use crate::test_env::rejected_writes::{Rejected, allow};
+use crate::test_env::rejected_writes::Rejected;
 use crate::test_env::sizes::Size;
-use crate::test_env::workload::{self, FLOW, FLOW_CLAIMS, FLOW_POD};
+use crate::test_env::workload::{self, FLOW, FLOW_CLAIMS, FLOW_POD, FlowSpec, VERDICT_PORT, WRITABLE_PATH};
 use crate::test_env::{claims, pods};
 
 pub(in crate::e2e) const STORY: Story = Story {
@@ -45,11 +44,19 @@ pub(in crate::e2e) const STORY: Story = Story {
             expected: &["a write was allowed on the read-only volume", "/vol/readonly"],
         },
         Sabotage {
+            name: "rejected-resize",
+            about: "A volume has grown although its expansion was rejected",
+            before: "exec sees the volume as large as before",
+            change: |env| Box::pin(on_node(env, DOUBLE_LIMITS)),
+            repair: None,
+            expected: &["expected 1048576 bytes in"],
+        },
+        Sabotage {
             name: "resize",
             about: "The API server rejects the expansion of the volumes",
             before: "ask for 4Mi",
             change: |env| Box::pin(reject_writes(env, Rejected::CreationsAndUpdates)),
-            repair: Some(|env| Box::pin(allow(env))),
+            repair: None,
             expected: &["has not grown", "4Mi asked", "it has 1Mi"],
         },
     ],
@@ -57,60 +64,46 @@ pub(in crate::e2e) const STORY: Story = Story {
 
 const SIZE: Size = Size::mebibytes(1);
 const GROWN: Size = Size::mebibytes(4);
+/// A size that exceeds every node's file system.
+const TOO_LARGE: Size = Size::mebibytes(1 << 30);
+const DOUBLE_LIMITS: &str = "for volume in DATA/volumes/*/; do TOOL quota set --bytes 2MiB \"$volume\"; done";
 /// The conditions of a claim that is being resized. From Kubernetes 1.37 on, a claim has another one, `Unused`.
 const OF_A_RESIZE: [&str; 4] =
     ["Resizing", "FileSystemResizePending", "ControllerResizeError", "NodeResizeError"];
 
-/// The port of the driver's metrics, as in the manifests.
-const METRICS_PORT: u16 = 9809;
-/// The paths of the volumes in the pod, in the syntax of the test program.
-const VOLUMES: [&str; 3] = ["writable:/vol/default", "readonly:/vol/readonly", "block:/vol/block"];
-
-/// The title of the step that needs pods of the driver.
-const DRIVER_PODS: &str = "logs of the driver can be read, and its metrics by port-forward";
-
-async fn run(steps: &mut Steps<'_>, env: &TestEnv<'_>) -> StepResult {
-    run_without_driver_pods(steps, env).await?;
-    steps.step(DRIVER_PODS, driver_pods_respond(env)).await
-}
-
-/// Runs the flow on nodes that run the driver as services, so that it has no pods.
-pub(in crate::e2e) async fn run_on_services(steps: &mut Steps<'_>, env: &TestEnv<'_>) -> StepResult {
-    run_without_driver_pods(steps, env).await?;
-    steps.skip(DRIVER_PODS, "the nodes run the driver as services");
-    Ok(())
-}
-
-async fn run_without_driver_pods(steps: &mut Steps<'_>, env: &TestEnv<'_>) -> StepResult {
+pub(in crate::e2e) async fn run(steps: &mut Steps<'_>, env: &TestEnv<'_>) -> StepResult {
     let containers: Vec<&str> = env.driver.containers().collect();
     steps.step("create the StatefulSet with three claims of 1Mi", create(env)).await?;
     steps.step("the claims are bound to volumes of exactly that size", bound(env)).await?;
     let killed = kill_driver(steps, env, "kill the driver while the pod starts", &containers[..1]).await?;
-    steps.step("the pod runs", until_pod_runs(&env.pods(), FLOW_POD, env.timeouts.start)).await?;
-    let checked = pods::check_new(env, FLOW_POD, SIZE, &VOLUMES);
-    steps.step("the pod sees volumes of 1Mi, and no more fits", checked).await?;
+    steps.step("[INIT-PASSED]", verdict(env, FLOW_POD, "[INIT-PASSED]", env.timeouts.start)).await?;
     let title = "the node's mounts have the options of the StorageClass";
     match env.node {
         Some(node) => steps.step(title, check_mount_options(env, node, FLOW_POD)).await?,
         None => steps.skip(title, FOREIGN_NODE),
     }
+    steps.step("an expansion beyond the space of the node is rejected", rejected(env)).await?;
+    steps.step("exec sees the volume as large as before", exec_sees(env, FLOW_POD, SIZE)).await?;
+    steps.step("port-forward reaches the pod", forward_reaches(env, "[INIT-PASSED]")).await?;
     if env.node.is_some() {
         steps.step("the driver that was killed was started again", killed_and_back(env, &killed)).await?;
     }
     steps.step("ask for 4Mi", ask_for(env, GROWN)).await?;
     let killed = kill_driver(steps, env, "kill the driver while the claims grow", &containers).await?;
     steps.step("the claims have grown", grown(env)).await?;
-    let checked = pods::check_kept(env, FLOW_POD, [SIZE, GROWN], &VOLUMES);
-    steps.step("the pod sees volumes of 4Mi with its data, and no more fits", checked).await?;
+    steps.step("[RESIZE-PASSED]", verdict(env, FLOW_POD, "[RESIZE-PASSED]", env.timeouts.grow)).await?;
+    steps.step("exec sees the grown volume", exec_sees(env, FLOW_POD, GROWN)).await?;
+    steps.step("describe shows what happened to the claims", events(env)).await?;
     if env.node.is_some() {
         steps.step("the driver was started again once more", killed_and_back(env, &killed)).await?;
     }
-    steps.step("describe shows what happened to the claims", events(env)).await
+    Ok(())
 }
 
 async fn create(env: &TestEnv<'_>) -> Result<()> {
-    let flow = workload::flow(&env.driver.class_name(), SIZE)?;
-    objects::create(&env.stateful_sets(), &flow).await.map(drop)
+    let flow = workload::flow(&FlowSpec { class: &env.driver.class, size: SIZE, grown: GROWN })?;
+    objects::create(&env.stateful_sets(), &flow).await?;
+    Ok(())
 }
 
 async fn bound(env: &TestEnv<'_>) -> Result<()> {
@@ -120,11 +113,8 @@ async fn bound(env: &TestEnv<'_>) -> Result<()> {
         (phase != "Bound").then(|| format!("is {phase}"))
     })
     .await?;
-    let volumes: Api<PersistentVolume> = Api::all(env.client.clone());
     for name in FLOW_CLAIMS {
-        let claim = env.claims().get(name).await?;
-        let volume = claim.spec.and_then(|spec| spec.volume_name).context("a bound claim names no volume")?;
-        let volume = volumes.get(&volume).await?;
+        let volume = claims::volume_of(env, name).await?;
         let capacity =
             volume.spec.as_ref().and_then(|spec| spec.capacity.as_ref()).and_then(|c| c.get("storage"));
         let asked = Quantity(SIZE.quantity());
@@ -135,6 +125,18 @@ async fn bound(env: &TestEnv<'_>) -> Result<()> {
         );
     }
     Ok(())
+}
+
+/// Waits until the test program in the pod logs the line `passed`.
+pub(super) async fn verdict(env: &TestEnv<'_>, pod: &str, passed: &str, within: Duration) -> Result<()> {
+    until_logged(&env.pods(), pod, None, within, |line| {
+        if line.starts_with("[INIT-FAILED]") {
+            State::Failed(line.to_owned())
+        } else {
+            State::ready_if(line.starts_with(passed), format!("its last line is {line:?}"))
+        }
+    })
+    .await
 }
 
 /// Checks the mount options of the pod's two Filesystem volumes on the node, before a container runtime mounts them
@@ -153,6 +155,34 @@ pub(super) async fn check_mount_options(env: &TestEnv<'_>, node: &Node, pod: &st
         }
     }
     Ok(())
+}
+
+/// Checks the size of the writable volume that a program started in the pod sees.
+pub(super) async fn exec_sees(env: &TestEnv<'_>, pod: &str, size: Size) -> Result<()> {
+    let shown = exec_ok(&env.pods(), pod, &["/volume-check", "show", WRITABLE_PATH]).await?;
+    let expected = format!("{} bytes", size.bytes());
+    anyhow::ensure!(shown.contains(&expected), "expected {expected} in {shown:?}");
+    Ok(())
+}
+
+async fn forward_reaches(env: &TestEnv<'_>, verdict: &str) -> Result<()> {
+    let answer = http_get(&env.pods(), FLOW_POD, VERDICT_PORT, "/").await?;
+    anyhow::ensure!(answer.ends_with(verdict), "expected {verdict} at the end of {answer:?}");
+    Ok(())
+}
+
+/// Has a claim request more than the node has, and waits until that is refused. The claim then requests less.
+async fn rejected(env: &TestEnv<'_>) -> Result<()> {
+    let [name, ..] = FLOW_CLAIMS;
+    claims::request_size(env, name, TOO_LARGE).await?;
+    let claim = until_one(env.claims(), name, env.timeouts.grow, |claim| {
+        let state = claim.and_then(claims::resize_state);
+        State::ready_if(state == Some("ControllerResizeInfeasible"), format!("its resize is {state:?}"))
+    })
+    .await?
+    .context("the claim was deleted")?;
+    let names_space = |message: &str| message.contains("available");
+    until_event(&env.client, &claim, &["VolumeResizeFailed"], env.timeouts.start, names_space).await.map(drop)
 }
 
 async fn ask_for(env: &TestEnv<'_>, size: Size) -> Result<()> {
@@ -193,19 +223,6 @@ async fn events(env: &TestEnv<'_>) -> Result<()> {
         for reasons in [&["ProvisioningSucceeded"][..], EXPANDED] {
             until_event(&env.client, &claim, reasons, env.timeouts.start, |_| true).await?;
         }
-    }
-    Ok(())
-}
-
-async fn driver_pods_respond(env: &TestEnv<'_>) -> Result<()> {
-    for pod in env.live_driver_pods().await? {
-        let (pods, name) = (env.driver_pods(), pod.name_any());
-        for container in env.driver.containers() {
-            let log = log_tail(&pods, &name, container, 100).await;
-            anyhow::ensure!(log.lines().count() > 1, "{container} of {name} logged only {log:?}");
-        }
-        let page = http_get(&pods, &name, METRICS_PORT, "/metrics").await?;
-        anyhow::ensure!(page.trim_end().ends_with("# EOF"), "the metrics of {name} are incomplete: {page}");
     }
     Ok(())
 }

@@ -1,24 +1,20 @@
 //! Volumes of pods under gVisor, whose system calls a kernel in user space handles. It opens the files of a volume on
 //! the node itself, so limits and sizes are those of the node's kernel.
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::storage::v1::StorageClass;
 use kube::Api;
-use kube::api::PostParams;
 use testvm::steps::{StepResult, Steps};
-use testvm_cluster::api_error::api_error;
 use testvm_cluster::exec::{exec, exec_ok};
 use testvm_cluster::gvisor::GVISOR_HANDLER;
 use testvm_cluster::waiting::until_event;
 use testvm_cluster::{Node, objects};
 
-use super::flow::check_mount_options;
-use super::removal::nothing_left;
+use super::flow::{check_mount_options, exec_sees, verdict};
 use crate::e2e::sabotages::replace_pod;
 use crate::e2e::story::{Run, Sabotage, Story, When};
 use crate::test_env::environment::TestEnv;
-use crate::test_env::inventory::Inventory;
 use crate::test_env::sizes::Size;
 use crate::test_env::workload::{Held, READ_ONLY_PATH, VolumeMode, WRITABLE_PATH, claim, holder, holder_of};
 use crate::test_env::{claims, pods, runtime_classes};
@@ -50,21 +46,16 @@ const BLOCK: &str = "gvisor-block";
 /// A RuntimeClass with a handler that containerd does not have, and a pod of it.
 const ABSENT: &str = "absent-runtime";
 const ABSENT_HANDLER: &str = "no-such-handler";
-/// A RuntimeClass that does not exist, and a pod of it.
-const UNKNOWN: &str = "no-such-class";
-const REJECTED: &str = "gvisor-rejected";
 
 async fn run(steps: &mut Steps<'_>, env: &TestEnv<'_>, node: &Node) -> StepResult {
-    let before = steps.step("list what is on the node", Inventory::take(node)).await?;
     steps.step("a pod starts under gVisor with two volumes of 1Mi", start(env)).await?;
-    steps.step("the pod sees volumes of 1Mi, and no more fits", check(env, &["check-new"], SIZE)).await?;
+    steps.step("[INIT-PASSED]", verdict(env, POD, "[INIT-PASSED]", env.timeouts.start)).await?;
     steps.step("the kernel that the pod sees is gVisor's", has_its_own_kernel(env)).await?;
     let title = "the node's mounts have the options of the StorageClass";
     steps.step(title, check_mount_options(env, node, POD)).await?;
     steps.step("the claims grow to 4Mi", grow(env)).await?;
-    let kept = ["check-kept", &SIZE.bytes().to_string()];
-    let checked = check(env, &kept, GROWN);
-    steps.step("the pod sees volumes of 4Mi with its data, and no more fits", checked).await?;
+    steps.step("[RESIZE-PASSED]", verdict(env, POD, "[RESIZE-PASSED]", env.timeouts.grow)).await?;
+    steps.step("exec sees the grown volume", exec_sees(env, POD, GROWN)).await?;
     steps.step("no container was restarted for that", never_restarted(env)).await?;
     let title = "a program on the volume is killed, and runs on the root file system of the container";
     steps.step(title, cannot_execute(env)).await?;
@@ -77,30 +68,27 @@ async fn run(steps: &mut Steps<'_>, env: &TestEnv<'_>, node: &Node) -> StepResul
     let title =
         "a handler that containerd does not have: the pod's event names it, and the volume stays as it is";
     steps.step(title, absent_handler(env)).await?;
-    steps
-        .step("a RuntimeClass that does not exist: the API server rejects the pod", unknown_class(env))
-        .await?;
     steps.step("a Block volume: the device is there, and opening it fails with ENXIO", block(env)).await?;
-    steps.step("pods, claims and classes are deleted", clear(env)).await?;
-    steps.step("nothing is left on the node", nothing_left(env, node, &before)).await
+    steps.step("the classes are deleted", delete_classes(env)).await
 }
 
-/// Returns a pod under gVisor with the Filesystem volumes of the main flow.
+/// Returns the pod of the main flow with its Filesystem volumes only, under gVisor.
 fn checking_pod() -> Result<Pod> {
     let held = |claim, path| Held { claim, path, mode: VolumeMode::Filesystem, read_only: false };
     let mut pod = holder_of(POD, &[held(WRITABLE, WRITABLE_PATH), held(READ_ONLY, READ_ONLY_PATH)])?;
-    let containers = &mut pod.spec.get_or_insert_default().containers;
-    for mount in containers.iter_mut().flat_map(|container| container.volume_mounts.iter_mut().flatten()) {
-        mount.read_only = Some(mount.name == READ_ONLY);
+    let (size, grown) = (SIZE.bytes().to_string(), GROWN.bytes().to_string());
+    // The flags of the StorageClass are missing: gVisor shows those of the container runtime only.
+    let command = ["/volume-check", "watch", "--size", &size, "--grown-size", &grown];
+    let volumes = [format!("writable:{WRITABLE_PATH}"), format!("readonly:{READ_ONLY_PATH}")];
+    let spec = pod.spec.get_or_insert_default();
+    for container in &mut spec.containers {
+        container.command =
+            Some(command.iter().map(|word| (*word).to_owned()).chain(volumes.clone()).collect());
+        for mount in container.volume_mounts.iter_mut().flatten() {
+            mount.read_only = Some(mount.name == READ_ONLY);
+        }
     }
     Ok(of_class(pod, GVISOR_HANDLER))
-}
-
-/// Has the test program check the volumes. The flags of the StorageClass are missing: gVisor shows those of the container
-/// runtime only.
-async fn check(env: &TestEnv<'_>, verb: &[&str], size: Size) -> Result<()> {
-    let volumes = [format!("writable:{WRITABLE_PATH}"), format!("readonly:{READ_ONLY_PATH}")];
-    pods::check(env, POD, verb, size, pods::NO_FLAGS, &volumes).await
 }
 
 fn of_class(mut pod: Pod, runtime_class: &str) -> Pod {
@@ -192,27 +180,11 @@ async fn absent_handler(env: &TestEnv<'_>) -> Result<()> {
     pods::check_text(env, POD, &kept, &SIZE.bytes().to_string()).await
 }
 
-async fn unknown_class(env: &TestEnv<'_>) -> Result<()> {
-    let pod = of_class(holder(REJECTED, WRITABLE, VolumeMode::Filesystem)?, UNKNOWN);
-    match env.pods().create(&PostParams::default(), &pod).await {
-        Err(kube::Error::Api(status)) if is_rejected_for(&status.message, UNKNOWN) => Ok(()),
-        Err(error) => {
-            Err(api_error(error)).context("the message does not say that the RuntimeClass is missing")
-        }
-        Ok(_) => anyhow::bail!("the API server accepts a pod of a RuntimeClass that does not exist"),
-    }
-}
-
-/// Returns `true` if the API server rejected a pod because its RuntimeClass does not exist.
-fn is_rejected_for(message: &str, runtime_class: &str) -> bool {
-    message.contains(&format!("RuntimeClass {runtime_class:?} not found"))
-}
-
 /// Starts a pod with a Block volume. gVisor creates the device node, and has no driver for its number.
 async fn block(env: &TestEnv<'_>) -> Result<()> {
     create_claim(env, BLOCK, VolumeMode::Block).await?;
     pods::create(env, &of_class(holder(BLOCK, BLOCK, VolumeMode::Block)?, GVISOR_HANDLER)).await?;
-    let output = exec(&env.pods(), BLOCK, &["/volume-check", "write", "/vol", "text"]).await?;
+    let output = exec(&env.pods(), BLOCK, &["/volume-check", "write-at", "/vol", "text"]).await?;
     anyhow::ensure!(!output.succeeded, "a pod under gVisor wrote to a device: {}", output.stdout);
     anyhow::ensure!(
         output.stderr.contains("/vol: No such device or address"),
@@ -222,25 +194,7 @@ async fn block(env: &TestEnv<'_>) -> Result<()> {
     Ok(())
 }
 
-async fn clear(env: &TestEnv<'_>) -> Result<()> {
-    tokio::try_join!(pods::end(env, POD), pods::end(env, BLOCK))?;
-    for claim in [WRITABLE, READ_ONLY, BLOCK] {
-        claims::delete_with_volume(env, claim).await?;
-    }
+async fn delete_classes(env: &TestEnv<'_>) -> Result<()> {
     objects::delete(&classes(env), CLASS).await?;
     runtime_classes::delete(env, GVISOR_HANDLER).await
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn only_runtime_class_rejection_is_expected() {
-        let rejection = "pods \"a\" is forbidden: pod rejected: RuntimeClass \"a\" not found";
-        assert!(is_rejected_for(rejection, "a") && !is_rejected_for(rejection, "b"));
-        for other in ["pods \"a\" already exists", "pods \"a\" is forbidden: exceeded quota: pods"] {
-            assert!(!is_rejected_for(other, "a"), "{other}");
-        }
-    }
 }

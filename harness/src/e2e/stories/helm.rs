@@ -7,7 +7,7 @@ use serde_json::json;
 use testvm::steps::{StepResult, Steps};
 use testvm_cluster::{Cluster, objects};
 
-use super::install;
+use super::{install, removal};
 use crate::e2e::doctor;
 use crate::e2e::sabotages::reject_writes;
 use crate::e2e::story::{Run, Sabotage, Story, When};
@@ -15,7 +15,7 @@ use crate::helm::{Helm, RELEASE, is_kept};
 use crate::test_env::disturbances::replace_pods;
 use crate::test_env::environment::TestEnv;
 use crate::test_env::in_use::{InUse, running};
-use crate::test_env::rejected_writes::{Rejected, allow};
+use crate::test_env::rejected_writes::Rejected;
 
 pub(in crate::e2e) const STORY: Story = Story {
     name: "helm",
@@ -27,7 +27,7 @@ pub(in crate::e2e) const STORY: Story = Story {
         about: "The API server rejects the expansion of volumes after the chart was installed",
         before: "the volumes are expanded in use",
         change: |env| Box::pin(reject_writes(env, Rejected::CreationsAndUpdates)),
-        repair: Some(|env| Box::pin(allow(env))),
+        repair: None,
         expected: &["claim helm-filesystem is not given 2Mi"],
     }],
 };
@@ -39,24 +39,20 @@ async fn run(steps: &mut Steps<'_>, env: &TestEnv<'_>, cluster: &Cluster) -> Ste
     let mut in_use = InUse::of("helm");
     steps.step("pods use a directory and a block volume", in_use.create(env)).await?;
     let containers = steps.step("list the containers of all pods with volumes", running(env)).await?;
+    let driver = steps.step("list the pods of the driver", uids(env)).await?;
     let taken = async {
-        let before = uids(env).await?;
         helm.take_ownership(&kubeconfig, &values).await?;
         install::served(env).await?;
-        let after = uids(env).await?;
-        anyhow::ensure!(before == after, "the pods of the driver were {before:?} and are {after:?}");
-        Ok(())
+        check_uids(env, &driver).await
     };
     steps.step("helm install --take-ownership replaces no pod of the driver", taken).await?;
     // The administrator takes over the namespace, which has an object of a user.
     let note =
         steps.step("a user creates an object in the namespace of the driver", Note::create(env)).await?;
     let left = async {
-        let before = uids(env).await?;
         helm.install(&kubeconfig, RELEASE, &json!({"namespace": {"create": false}})).await?;
         note.check(env).await?;
-        let after = uids(env).await?;
-        anyhow::ensure!(before == after, "the pods of the driver were {before:?} and are {after:?}");
+        check_uids(env, &driver).await?;
         helm.install(&kubeconfig, RELEASE, &values).await?;
         note.check(env).await
     };
@@ -91,8 +87,7 @@ async fn run(steps: &mut Steps<'_>, env: &TestEnv<'_>, cluster: &Cluster) -> Ste
     let another = InUse::of("helm-next");
     let replaced = async {
         another.create(env).await?;
-        another.delete(env).await?;
-        in_use.delete(env).await
+        removal::delete_objects(env).await
     };
     steps.step("claims are provisioned, and deleted with their volumes", replaced).await?;
     let with_manifests = async {
@@ -135,4 +130,11 @@ fn config_maps(env: &TestEnv<'_>) -> Api<ConfigMap> {
 async fn uids(env: &TestEnv<'_>) -> Result<Vec<String>> {
     let pods = env.live_driver_pods().await?;
     pods.iter().map(|pod| pod.uid().context("a pod of the driver has no UID")).collect()
+}
+
+/// Checks that the pods of the driver are those that they were.
+async fn check_uids(env: &TestEnv<'_>, before: &[String]) -> Result<()> {
+    let now = uids(env).await?;
+    anyhow::ensure!(now == before, "the pods of the driver were {before:?} and are {now:?}");
+    Ok(())
 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use futures::future::try_join_all;
-use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod};
+use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
 use kube::runtime::watcher;
 use serde_json::Value;
@@ -15,14 +15,14 @@ use testvm_cluster::waiting::{State, until};
 use testvm_cluster::{Node, objects};
 use tokio::time::{Instant, sleep};
 
-use super::{driver_restart, install};
+use super::{driver_restart, install, removal};
 use crate::e2e::sabotages::on_node;
 use crate::e2e::story::{Run, Sabotage, Story, When};
 use crate::test_env::environment::{FOREIGN_NODE, TestEnv};
 use crate::test_env::projects::{FIRST_OF_KUBELET, Projects};
-use crate::test_env::runtime_classes::{self, OWN_USERS, with_user_namespace};
 use crate::test_env::sizes::Size;
-use crate::test_env::workload::{SCRATCH, VolumeMode, claim, scratch_pod};
+use crate::test_env::user_namespaces::{create_runtime_class, delete_runtime_class, with_user_namespace};
+use crate::test_env::workload::{SCRATCH, VolumeMode, scratch_pod};
 use crate::test_env::{claims, pods};
 
 pub(in crate::e2e) const STORY: Story = Story {
@@ -53,7 +53,6 @@ const CLAIMS: usize = 50;
 /// volumes once a minute.
 const POLL_INTERVAL: Duration = Duration::from_secs(2);
 const POLL_TIMEOUT: Duration = Duration::from_secs(240);
-const CLAIM_LABEL: (&str, &str) = ("story", "kubelet-quotas");
 
 async fn run(steps: &mut Steps<'_>, env: &TestEnv<'_>, node: &Node) -> StepResult {
     steps.step("pods with a user namespace write to emptyDirs", start(env)).await?;
@@ -89,7 +88,7 @@ async fn start_pod(env: &TestEnv<'_>, number: usize) -> Result<()> {
 }
 
 async fn start(env: &TestEnv<'_>) -> Result<()> {
-    runtime_classes::create(env, OWN_USERS, OWN_USERS).await?;
+    create_runtime_class(env).await?;
     for number in 0..2 {
         start_pod(env, number).await?;
     }
@@ -132,7 +131,7 @@ async fn check(env: &TestEnv<'_>, node: &Node, before: &Projects) -> Result<Proj
 
 async fn volumes_come_and_go(env: &TestEnv<'_>, node: &Node, before: &Projects) -> Result<()> {
     for round in 0..ROUNDS {
-        let volumes = create_claims(env, node, round).await?;
+        create_claims(env, node, round).await?;
         // The kubelet allocates an id while volumes exist, and the next round allocates ids while that one exists.
         start_pod(env, 2 + round).await?;
         let now = check(env, node, before).await?;
@@ -140,7 +139,7 @@ async fn volumes_come_and_go(env: &TestEnv<'_>, node: &Node, before: &Projects) 
         anyhow::ensure!(of_volumes >= CLAIMS, "there are {of_volumes} volumes instead of {CLAIMS}");
         let id = now.of_empty_dir(&uid(env, 2 + round).await?)?;
         anyhow::ensure!(id >= FIRST_OF_KUBELET, "the emptyDir of pod {} has project {id}", 2 + round);
-        delete_claims(env, round, &volumes).await?;
+        delete_claims(env, round).await?;
         check(env, node, before).await?;
     }
     Ok(())
@@ -150,37 +149,25 @@ fn claim_name(round: usize, number: usize) -> String {
     format!("beside-{round}-{number}")
 }
 
-/// Creates the claims of one round, waits until they are bound, and returns the names of their PersistentVolumes.
-async fn create_claims(env: &TestEnv<'_>, node: &Node, round: usize) -> Result<Vec<String>> {
-    let (key, value) = CLAIM_LABEL;
+/// Creates the claims of one round, and waits until they are bound.
+async fn create_claims(env: &TestEnv<'_>, node: &Node, round: usize) -> Result<()> {
     let create = async |number| {
         let name = claim_name(round, number);
-        let claim = claim(&name, &env.driver.class_name(), SIZE, VolumeMode::Filesystem, "ReadWriteOnce")?;
-        let mut claim = claims::with_selected_node(claim, node.name());
-        claim.labels_mut().insert(key.into(), value.into());
-        claims::create(env, &claim).await
+        claims::request_on(env, node.name(), &name, SIZE, VolumeMode::Filesystem).await
     };
     try_join_all((0..CLAIMS).map(create)).await?;
-    let scope = watcher::Config::default().labels(&format!("{key}={value}"));
-    let all = until(env.claims(), scope, env.timeouts.start, |all| {
+    until(env.claims(), watcher::Config::default(), env.timeouts.start, |all| {
         let bound = all.values().filter(|claim| claims::is_bound(claim)).count();
         State::ready_if(bound == CLAIMS, format!("{bound} of {CLAIMS} claims are bound"))
     })
-    .await?;
-    let volume = |claim: PersistentVolumeClaim| claim.spec.and_then(|spec| spec.volume_name);
-    all.into_values().map(|claim| volume(claim).context("a bound claim names no volume")).collect()
-}
-
-async fn delete_claims(env: &TestEnv<'_>, round: usize, volumes: &[String]) -> Result<()> {
-    try_join_all((0..CLAIMS).map(async |number| claims::delete(env, &claim_name(round, number)).await))
-        .await?;
-    let scope = watcher::Config::default();
-    until(claims::volumes(env), scope, env.timeouts.end, |all| {
-        let left = all.values().filter(|volume| volumes.contains(&volume.name_any())).count();
-        State::ready_if(left == 0, format!("{left} of {CLAIMS} volumes still exist"))
-    })
     .await
     .map(drop)
+}
+
+async fn delete_claims(env: &TestEnv<'_>, round: usize) -> Result<()> {
+    try_join_all((0..CLAIMS).map(async |number| claims::delete(env, &claim_name(round, number)).await))
+        .await?;
+    removal::no_volumes(env).await
 }
 
 async fn restart(env: &TestEnv<'_>, node: &Node, before: &Projects) -> Result<()> {
@@ -250,7 +237,7 @@ async fn clear(env: &TestEnv<'_>, node: &Node, before: &Projects) -> Result<()> 
         let then = before.record(id).ok();
         anyhow::ensure!(then.is_none_or(|then| then.limit == record.limit), "{then:?} and {record:?}");
     }
-    runtime_classes::delete(env, OWN_USERS).await
+    delete_runtime_class(env).await
 }
 
 /// Removes the limits from the projects of the kubelet.

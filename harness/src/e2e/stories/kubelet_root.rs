@@ -3,7 +3,6 @@
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use k8s_openapi::api::core::v1::Pod;
 use testvm::steps::{StepResult, Steps};
 use testvm_cluster::exec::exec_ok;
 use testvm_cluster::mount_table::{Mounted, mounts};
@@ -14,7 +13,7 @@ use crate::e2e::story::{Run, Sabotage, Story, When};
 use crate::nodes::{DATA_DIR, KUBELET_DATA_DIR};
 use crate::test_env::environment::TestEnv;
 use crate::test_env::sizes::Size;
-use crate::test_env::workload::{Held, SCRATCH, VolumeMode, claim, scratch_pod};
+use crate::test_env::workload::{Held, SCRATCH, VolumeMode, scratch_pod};
 use crate::test_env::{claims, pods};
 
 pub(in crate::e2e) const STORY: Story = Story {
@@ -51,8 +50,7 @@ async fn run(steps: &mut Steps<'_>, env: &TestEnv<'_>, node: &Node) -> StepResul
     steps.step("a pod starts with an emptyDir, a directory and a block volume", start(env)).await?;
     steps.step("the block volume's device is opened, read and written", device(env)).await?;
     steps.step("a program in an emptyDir runs, and a device node there does not open", programs(env)).await?;
-    steps.step("the data directory shows neither mounts nor files of the kubelet", hidden(node)).await?;
-    steps.step("the pod and the claims go", clear(env)).await
+    steps.step("the data directory shows neither mounts nor files of the kubelet", hidden(node)).await
 }
 
 async fn mounted(node: &Node) -> Result<()> {
@@ -68,20 +66,15 @@ async fn mounted(node: &Node) -> Result<()> {
     Ok(())
 }
 
-fn pod() -> Result<Pod> {
+async fn start(env: &TestEnv<'_>) -> Result<()> {
+    for (name, mode) in [(DIRECTORY, VolumeMode::Filesystem), (BLOCK, VolumeMode::Block)] {
+        claims::request(env, name, SIZE, mode).await?;
+    }
     let held = [
         Held { claim: DIRECTORY, path: "/vol", mode: VolumeMode::Filesystem, read_only: false },
         Held { claim: BLOCK, path: DEVICE, mode: VolumeMode::Block, read_only: false },
     ];
-    scratch_pod(POD, SIZE, &held)
-}
-
-async fn start(env: &TestEnv<'_>) -> Result<()> {
-    for (name, mode) in [(DIRECTORY, VolumeMode::Filesystem), (BLOCK, VolumeMode::Block)] {
-        let claim = claim(name, &env.driver.class_name(), SIZE, mode, "ReadWriteOnce")?;
-        claims::create(env, &claim).await?;
-    }
-    pods::create(env, &pod()?).await
+    pods::create(env, &scratch_pod(POD, SIZE, &held)?).await
 }
 
 /// Runs a script of busybox in the pod, which ends with the first command that fails.
@@ -121,13 +114,5 @@ async fn hidden(node: &Node) -> Result<()> {
     // The directory is covered, so the driver's containers do not have its files.
     let seen = node.output(&["ls", "-A", KUBELET_DATA_DIR], TOOL_DEADLINE).await?;
     anyhow::ensure!(seen.is_empty(), "the data directory shows the kubelet's files: {seen}");
-    Ok(())
-}
-
-async fn clear(env: &TestEnv<'_>) -> Result<()> {
-    pods::end(env, POD).await?;
-    for claim in [DIRECTORY, BLOCK] {
-        claims::delete_with_volume(env, claim).await?;
-    }
     Ok(())
 }

@@ -2,14 +2,12 @@
 
 pub(super) mod claim_labels;
 pub(super) mod clones;
-pub(super) mod deletion_in_use;
 pub(super) mod driver_restart;
 pub(super) mod flow;
 pub(super) mod gvisor;
 pub(super) mod helm;
 pub(super) mod hostile_provisioner;
 pub(super) mod hostile_tenant;
-pub(super) mod infeasible_resize;
 pub(super) mod install;
 pub(super) mod kubelet_quotas;
 pub(super) mod kubelet_root;
@@ -34,8 +32,6 @@ pub(super) const STORIES: &[Story] = &[
     read_only_claims::STORY,
     node::STORY,
     clones::STORY,
-    infeasible_resize::STORY,
-    deletion_in_use::STORY,
     orphans::STORY,
     driver_restart::STORY,
     user_namespaces::STORY,

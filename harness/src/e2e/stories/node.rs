@@ -12,17 +12,18 @@ use testvm_cluster::started_programs::{StartedProgram, started_programs};
 use testvm_cluster::{Kubelet, Node, PATCHED_SUFFIX, objects};
 
 use crate::e2e::doctor;
-use crate::e2e::parts::{detached_device, node_debug};
+use crate::e2e::parts::detached_device::{self, ATTACKER};
+use crate::e2e::parts::node_debug;
 use crate::e2e::sabotages::on_node;
 use crate::e2e::story::{Run, Sabotage, Story, When};
 use crate::node_options::{Losetup, NodeOptions};
 use crate::nodes::LOSETUP_LINK;
 use crate::test_env::claims;
 use crate::test_env::environment::TestEnv;
-use crate::test_env::pods::{check_written, end, start, start_writing};
+use crate::test_env::pods::{check_written, end, start, start_new, start_writing};
 use crate::test_env::sizes::Size;
 use crate::test_env::volume_work::{KUBELET, VOLUME_PROGRAMS, by_kubelet_for_volumes, loop_devices};
-use crate::test_env::workload::{VolumeMode, claim};
+use crate::test_env::workload::VolumeMode;
 
 pub(in crate::e2e) const STORY: Story = Story {
     name: "node",
@@ -39,7 +40,10 @@ pub(in crate::e2e) const STORY: Story = Story {
     }],
 };
 
-const POD: &str = "one-device";
+/// The pods. The reader has the claim of the writer, and each other one a claim of its name.
+const WRITER: &str = "writer";
+const READER: &str = "reader";
+const NEXT: &str = "next-device";
 const SIZE: Size = Size::mebibytes(2);
 const TOOL_DEADLINE: Duration = Duration::from_secs(60);
 
@@ -56,23 +60,16 @@ async fn run(steps: &mut Steps<'_>, env: &TestEnv<'_>, options: &NodeOptions, no
         Kubelet::Stock => 2,
         Kubelet::Patched => 1,
     };
-    steps
-        .step(&format!("loop devices of a block volume that a pod uses: {expected}"), async {
-            let before = loop_devices(node).await?;
-            let claim = claim(POD, &env.driver.class_name(), SIZE, VolumeMode::Block, "ReadWriteOnce")?;
-            claims::create(env, &claim).await?;
-            start(env, POD, POD, VolumeMode::Block).await?;
-            // A device of an earlier pod can still be detached in the meantime.
-            let used: BTreeSet<_> = &loop_devices(node).await? - &before;
-            anyhow::ensure!(used.len() == expected, "the pod uses the loop devices {used:?}");
-            Ok(())
-        })
-        .await?;
-    node_debug::run(steps, env, node, POD).await?;
-    steps.step("the pod ends", end(env, POD)).await?;
-    let title = "the next pod reads the unsynced writes of a deleted pod";
+    let title = format!("loop devices of each block volume that a pod uses: {expected}");
+    steps.step(&title, start_pods(env, node, expected)).await?;
+    node_debug::run(steps, env, node, WRITER).await?;
+    let title = "a pod detaches its own device, and the driver is killed";
+    steps.step(title, detached_device::detach(env, node)).await?;
+    steps.step("a pod that wrote without a sync ends", end(env, WRITER)).await?;
+    let title = "the next pod reads the unsynced writes of the deleted pod";
     steps.step(title, unsynced_writes_are_kept(env)).await?;
-    detached_device::run(steps, env, node).await?;
+    let title = "the pod without its device reads and overwrites none of the devices that were attached next";
+    steps.step(title, detached_device::attack(env, &[READER, NEXT])).await?;
     let title = match (kubelet, options.losetup()) {
         (Kubelet::Patched, _) => {
             "since its start, the kubelet has started no program to mount, to bind or to measure"
@@ -92,12 +89,23 @@ async fn run(steps: &mut Steps<'_>, env: &TestEnv<'_>, options: &NodeOptions, no
         .await
 }
 
+/// Starts two pods with a block volume each, and checks the number of their loop devices.
+async fn start_pods(env: &TestEnv<'_>, node: &Node, expected: usize) -> Result<()> {
+    let before = loop_devices(node).await?;
+    for claim in [WRITER, ATTACKER] {
+        claims::request(env, claim, SIZE, VolumeMode::Block).await?;
+    }
+    tokio::try_join!(start_writing(env, WRITER, WRITER), detached_device::start(env))?;
+    let used: BTreeSet<_> = &loop_devices(node).await? - &before;
+    anyhow::ensure!(used.len() == 2 * expected, "the two pods use the loop devices {used:?}");
+    Ok(())
+}
+
+/// Reads the volume in another pod, while a third one attaches a further device.
 async fn unsynced_writes_are_kept(env: &TestEnv<'_>) -> Result<()> {
-    start_writing(env, "writer", POD).await?;
-    end(env, "writer").await?;
-    start(env, "reader", POD, VolumeMode::Block).await?;
-    check_written(env, "reader").await?;
-    end(env, "reader").await
+    let reader = start(env, READER, WRITER, VolumeMode::Block);
+    tokio::try_join!(reader, start_new(env, NEXT, SIZE, VolumeMode::Block))?;
+    check_written(env, READER).await
 }
 
 async fn reports(env: &TestEnv<'_>, node: &Node, kubelet: Kubelet) -> Result<()> {

@@ -14,12 +14,12 @@ use testvm_cluster::waiting::until_event;
 use testvm_cluster::{Cluster, DataDisk, Node, objects};
 
 use super::orphans::{self, FILE, TEXT};
-use super::{install, second_node};
+use super::{install, removal, second_node};
 use crate::e2e::parts::component;
 use crate::e2e::story::{Run, Sabotage, Story, When};
 use crate::test_env::claims;
 use crate::test_env::environment::TestEnv;
-use crate::test_env::pods::{end, start};
+use crate::test_env::pods::{check_text, end, start};
 use crate::test_env::sizes::Size;
 use crate::test_env::workload::{VolumeMode, claim};
 
@@ -42,6 +42,7 @@ const COMPONENT: &str = "node-loss";
 const SIZE: Size = Size::mebibytes(1);
 const CLAIM: &str = "on-a-lost-node";
 const WRITER: &str = "before-the-loss";
+const ADOPTING: &str = "adopting";
 const READER: &str = "after-the-return";
 const GRACE: &str = "csi.loopfs.dev/node-loss-grace-seconds";
 
@@ -75,12 +76,12 @@ async fn run(steps: &mut Steps<'_>, env: &TestEnv<'_>, cluster: &Cluster) -> Ste
         node.register().await?;
         node.boot().await?;
         install::serves(env, 2).await?;
-        orphans::adopt(env, &volume).await
+        adopt(env, &volume).await
     };
     steps.step("the machine comes back, and a new PersistentVolume brings its data back", kept).await?;
 
     let left = async {
-        claims::delete_with_volume(env, orphans::SECOND).await?;
+        removal::delete_objects(env).await?;
         second_node::leave(env, node).await?;
         component::remove(env, &added).await?;
         let classes: Api<StorageClass> = Api::all(env.client.clone());
@@ -123,8 +124,7 @@ async fn returns(env: &TestEnv<'_>, node: &Node) -> Result<()> {
     install::serves(env, 2).await?;
     forget_pod(env, WRITER).await?;
     start(env, READER, CLAIM, VolumeMode::Filesystem).await?;
-    let read = exec_ok(&env.pods(), READER, &["/volume-check", "read", FILE]).await?;
-    anyhow::ensure!(read == TEXT, "the volume contains {read:?} instead of {TEXT:?}");
+    check_text(env, READER, FILE, TEXT).await?;
     end(env, READER).await
 }
 
@@ -144,6 +144,22 @@ async fn goes(env: &TestEnv<'_>, node: &Node, volume: &PersistentVolume) -> Resu
 async fn deleted(env: &TestEnv<'_>, volume: &PersistentVolume) -> Result<()> {
     objects::until_gone(env.claims(), CLAIM, env.timeouts.end).await?;
     claims::gone(env, &volume.name_any()).await
+}
+
+/// Creates the PersistentVolume again, without the fields that the API server and the claim had set.
+async fn adopt(env: &TestEnv<'_>, volume: &PersistentVolume) -> Result<()> {
+    let mut object = PersistentVolume { spec: volume.spec.clone(), ..PersistentVolume::default() };
+    object.metadata.name = volume.metadata.name.clone();
+    object.metadata.labels = volume.metadata.labels.clone();
+    object.metadata.annotations = volume.metadata.annotations.clone();
+    let spec = object.spec.get_or_insert_default();
+    spec.claim_ref = None;
+    let class = spec.storage_class_name.clone().unwrap_or_default();
+    objects::create(&claims::volumes(env), &object).await?;
+    let mut second = claim(ADOPTING, &class, SIZE, VolumeMode::Filesystem, "ReadWriteOnce")?;
+    second.spec.get_or_insert_default().volume_name = object.metadata.name;
+    claims::create(env, &second).await?;
+    orphans::read(env, ADOPTING).await
 }
 
 /// Has the driver keep the claim.

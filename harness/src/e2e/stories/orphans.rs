@@ -1,21 +1,21 @@
-//! A volume whose PersistentVolume was deleted. The audit lists it, and a new PersistentVolume with its id
-//! makes it usable again.
+//! A volume whose PersistentVolume and claim were deleted. The audit lists it, and the objects that its record on the disk describes make
+//! it usable again.
 
 use anyhow::Result;
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
 use kube::ResourceExt;
 use serde_json::{Value, from_value, json};
 use testvm::steps::{StepResult, Steps};
-use testvm_cluster::exec::{exec_in, exec_ok, exec_with_input};
+use testvm_cluster::exec::{exec_in, exec_with_input};
 use testvm_cluster::objects;
 
 use crate::e2e::sabotages::{add_volume, overwrite_files, remove_volume};
 use crate::e2e::story::{Run, Sabotage, Story, When};
 use crate::test_env::claims;
 use crate::test_env::environment::TestEnv;
-use crate::test_env::pods::{end, start};
+use crate::test_env::pods::{self, check_text, end, start, start_new};
 use crate::test_env::sizes::Size;
-use crate::test_env::workload::{VolumeMode, claim};
+use crate::test_env::workload::VolumeMode;
 
 pub(in crate::e2e) const STORY: Story = Story {
     name: "orphans",
@@ -34,17 +34,16 @@ pub(in crate::e2e) const STORY: Story = Story {
         Sabotage {
             name: "orphan-data",
             about: "The data of a volume is lost with its PersistentVolume",
-            before: "a new object brings its data back",
+            before: "the volume's record brings back its objects, and a pod reads its data",
             change: |env| Box::pin(overwrite_files(env)),
             repair: None,
-            expected: &["the volume contains \"of another volume\""],
+            expected: &["pod orphaned reads \"of another volume\""],
         },
     ],
 };
 
 const SIZE: Size = Size::mebibytes(1);
-const FIRST: &str = "orphaned";
-pub(super) const SECOND: &str = "adopting";
+const CLAIM: &str = "orphaned";
 pub(super) const FILE: &str = "/vol/file";
 pub(super) const TEXT: &str = "without an object";
 /// The containers in the manifests, and the commands of `provisioner/README.md` and `docs/src/failures.md` for them.
@@ -58,33 +57,24 @@ const AUDIT: [&str; 4] =
 async fn run(steps: &mut Steps<'_>, env: &TestEnv<'_>) -> StepResult {
     let volume = steps.step("a pod writes to a claim", write(env)).await?;
     steps.step("the audit finds nothing", listed(env, "")).await?;
-    steps.step("the volume's object is deleted, and its data kept", orphan(env, FIRST, &volume)).await?;
+    steps
+        .step("the claim and the volume's object are deleted, and the data kept", orphan(env, &volume))
+        .await?;
     let finding = format!("volume-without-pv\t{}\n", volume.name_any());
     steps.step("the audit finds the volume", listed(env, &finding)).await?;
-    steps.step("a new object brings its data back", adopt(env, &volume)).await?;
+    let title = "the volume's record brings back its objects, and a pod reads its data";
+    steps.step(title, restore(env, &volume)).await?;
     steps.step("the audit finds nothing again", listed(env, "")).await?;
-    steps
-        .step("the claim and the object are deleted, and the data kept", orphan(env, SECOND, &volume))
-        .await?;
-    steps
-        .step("the volume's record brings back the claim that it was created for", restore(env, &volume))
-        .await?;
-    steps
-        .step("the volume goes with its claim, once that is its policy", async {
-            let delete = json!({"spec": {"persistentVolumeReclaimPolicy": "Delete"}});
-            claims::patch_volume(env, &volume.name_any(), &delete).await?;
-            claims::delete_with_volume(env, FIRST).await
-        })
-        .await
+    let delete = json!({"spec": {"persistentVolumeReclaimPolicy": "Delete"}});
+    let changed = async { claims::patch_volume(env, &volume.name_any(), &delete).await };
+    steps.step("the volume is to be deleted with its claim", changed).await
 }
 
 async fn write(env: &TestEnv<'_>) -> Result<PersistentVolume> {
-    let class = env.driver.class_name();
-    claims::create(env, &claim(FIRST, &class, SIZE, VolumeMode::Filesystem, "ReadWriteOnce")?).await?;
-    start(env, FIRST, FIRST, VolumeMode::Filesystem).await?;
-    exec_ok(&env.pods(), FIRST, &["/volume-check", "write", FILE, TEXT]).await?;
-    end(env, FIRST).await?;
-    claims::volume_of(env, FIRST).await
+    start_new(env, CLAIM, SIZE, VolumeMode::Filesystem).await?;
+    pods::write(env, CLAIM, VolumeMode::Filesystem, FILE, TEXT).await?;
+    end(env, CLAIM).await?;
+    claims::volume_of(env, CLAIM).await
 }
 
 /// Checks the list of every provisioner. Only the list of the volume's node has entries.
@@ -99,37 +89,20 @@ async fn listed(env: &TestEnv<'_>, expected: &str) -> Result<()> {
     Ok(())
 }
 
-async fn orphan(env: &TestEnv<'_>, claim: &str, volume: &PersistentVolume) -> Result<()> {
+async fn orphan(env: &TestEnv<'_>, volume: &PersistentVolume) -> Result<()> {
     let name = volume.name_any();
     let retain = json!({"spec": {"persistentVolumeReclaimPolicy": "Retain"}});
     claims::patch_volume(env, &name, &retain).await?;
-    claims::delete(env, claim).await?;
+    claims::delete(env, CLAIM).await?;
     claims::released(env, &name).await?;
     objects::delete(&claims::volumes(env), &name).await?;
     claims::gone(env, &name).await
 }
 
-/// Creates the PersistentVolume again, without the fields that the API server and the claim had set.
-pub(super) async fn adopt(env: &TestEnv<'_>, volume: &PersistentVolume) -> Result<()> {
-    let mut object = PersistentVolume { spec: volume.spec.clone(), ..PersistentVolume::default() };
-    object.metadata.name = volume.metadata.name.clone();
-    object.metadata.labels = volume.metadata.labels.clone();
-    object.metadata.annotations = volume.metadata.annotations.clone();
-    let spec = object.spec.get_or_insert_default();
-    spec.claim_ref = None;
-    let class = spec.storage_class_name.clone().unwrap_or_default();
-    objects::create(&claims::volumes(env), &object).await?;
-    let mut second = claim(SECOND, &class, SIZE, VolumeMode::Filesystem, "ReadWriteOnce")?;
-    second.spec.get_or_insert_default().volume_name = object.metadata.name;
-    claims::create(env, &second).await?;
-    read(env, SECOND).await
-}
-
 /// Reads the volume of a claim in a pod.
-async fn read(env: &TestEnv<'_>, claim: &str) -> Result<()> {
+pub(super) async fn read(env: &TestEnv<'_>, claim: &str) -> Result<()> {
     start(env, claim, claim, VolumeMode::Filesystem).await?;
-    let read = exec_ok(&env.pods(), claim, &["/volume-check", "read", FILE]).await?;
-    anyhow::ensure!(read == TEXT, "the volume contains {read:?} instead of {TEXT:?}");
+    check_text(env, claim, FILE, TEXT).await?;
     end(env, claim).await
 }
 
@@ -159,5 +132,5 @@ async fn restore(env: &TestEnv<'_>, volume: &PersistentVolume) -> Result<()> {
         (volumes, restored) == (1, 1),
         "{volumes} volumes and {restored} claims of {name} were printed"
     );
-    read(env, FIRST).await
+    read(env, CLAIM).await
 }

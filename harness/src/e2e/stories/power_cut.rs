@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use futures::future::try_join_all;
-use k8s_openapi::api::core::v1::{Node as NodeObject, PersistentVolume, PersistentVolumeClaim, Pod};
+use k8s_openapi::api::core::v1::{Node as NodeObject, Pod};
 use kube::{Api, ResourceExt};
 use testvm::excerpt::list;
 use testvm::steps::{StepResult, Steps};
@@ -17,6 +17,7 @@ use tokio::time::{Instant, sleep};
 use super::install;
 use crate::e2e::sabotages::on_node;
 use crate::e2e::story::{Run, Sabotage, Story, When};
+use crate::test_env::claims;
 use crate::test_env::disturbances::cut_power;
 use crate::test_env::environment::TestEnv;
 use crate::test_env::inventory::Inventory;
@@ -57,13 +58,17 @@ async fn run(steps: &mut Steps<'_>, env: &TestEnv<'_>, node: &Node) -> StepResul
     let volumes = PODS * CLAIMS_EACH;
     let title = format!("{PODS} pods run with {volumes} volumes, half of them block volumes");
     let before = steps.step(&title, start(env, &users, SIZE)).await?;
-    steps.step("each volume is written to, and synced", keep(env, &users, &[])).await?;
+    steps
+        .step("each volume is written to, and synced", volume_check(env, &users, "write-pattern", &[]))
+        .await?;
     let held = steps.step("what the node holds is what the pods use", settled(env, node, None)).await?;
     let boot = steps.step("cut the power", cut(env, node)).await?;
     steps.step("the node boots on the same disks", booted(env, node, &boot)).await?;
     steps.step("the driver serves", install::served(env)).await?;
     steps.step("the kubelet brings every pod back", back(env, &users, &before)).await?;
-    steps.step("every volume has what was written to it", kept(env, &users)).await?;
+    steps
+        .step("every volume has what was written to it", volume_check(env, &users, "verify-pattern", &[]))
+        .await?;
     steps
         .step(
             "loop devices, mounts, project ids and files are those of the volumes in use",
@@ -89,18 +94,10 @@ fn container(pod: &Pod) -> Option<&str> {
     pod.status.as_ref()?.container_statuses.as_ref()?.first()?.container_id.as_deref()
 }
 
-async fn keep(env: &TestEnv<'_>, users: &[User], options: &[&str]) -> Result<()> {
-    volume_check(env, users, "write-pattern", options).await
-}
-
 /// Has the data that the pods wrote in memory only. The power cut must lose it.
 async fn unsync(env: &TestEnv<'_>) -> Result<()> {
     on_node(env, "rm -r DATA/volumes/*/*; sync").await?;
-    keep(env, &users(), &["--unsynced"]).await
-}
-
-async fn kept(env: &TestEnv<'_>, users: &[User]) -> Result<()> {
-    volume_check(env, users, "verify-pattern", &[]).await
+    volume_check(env, &users(), "write-pattern", &["--unsynced"]).await
 }
 
 /// Runs the test program with all volumes in each pod.
@@ -157,7 +154,7 @@ async fn back(env: &TestEnv<'_>, users: &[User], before: &[Pod]) -> Result<()> {
 /// Waits until the node has exactly one loop device for each block volume in use, and, if `before` is given,
 /// exactly the entries in it. Returns the node's inventory.
 async fn settled(env: &TestEnv<'_>, node: &Node, before: Option<&Inventory>) -> Result<Inventory> {
-    let in_use = block_volumes_in_use(env).await?;
+    let in_use = block_volumes(env).await?;
     let deadline = Instant::now() + env.timeouts.end;
     loop {
         let held = Inventory::take(node).await?;
@@ -188,32 +185,12 @@ fn attachment_errors(in_use: &BTreeSet<String>, attached: &[String]) -> Vec<Stri
     complaints
 }
 
-/// Returns the ids of the block volumes that the pods of the stories use.
-async fn block_volumes_in_use(env: &TestEnv<'_>) -> Result<BTreeSet<String>> {
-    let pods = objects::list(&env.pods(), "").await?;
-    let claims = objects::list(&env.claims(), "").await?;
-    let volumes: Api<PersistentVolume> = Api::all(env.client.clone());
-    let volumes = objects::list(&volumes, "").await?;
-    let used: BTreeSet<&str> = pods.iter().flat_map(claims_of).collect();
-    let is_used = |claim: &&PersistentVolumeClaim| {
-        claim.metadata.name.as_deref().is_some_and(|name| used.contains(name))
-    };
-    let bound: BTreeSet<&str> = claims
-        .iter()
-        .filter(is_used)
-        .filter_map(|claim| claim.spec.as_ref()?.volume_name.as_deref())
-        .collect();
-    let block = volumes.iter().filter_map(|volume| {
-        let spec = volume.spec.as_ref().filter(|spec| spec.volume_mode.as_deref() == Some("Block"))?;
-        let bound = volume.metadata.name.as_deref().is_some_and(|name| bound.contains(name));
-        bound.then(|| spec.csi.as_ref().map(|csi| csi.volume_handle.clone()))?
-    });
-    Ok(block.collect())
-}
-
-fn claims_of(pod: &Pod) -> impl Iterator<Item = &str> {
-    let volumes = pod.spec.iter().flat_map(|spec| spec.volumes.iter().flatten());
-    volumes.filter_map(|volume| Some(volume.persistent_volume_claim.as_ref()?.claim_name.as_str()))
+/// Returns the ids of the block volumes. The pods of the story use all volumes of the cluster.
+async fn block_volumes(env: &TestEnv<'_>) -> Result<BTreeSet<String>> {
+    let volumes = objects::list(&claims::volumes(env), "").await?;
+    let specs = volumes.into_iter().filter_map(|volume| volume.spec);
+    let block = specs.filter(|spec| spec.volume_mode.as_deref() == Some("Block"));
+    Ok(block.filter_map(|spec| Some(spec.csi?.volume_handle)).collect())
 }
 
 #[cfg(test)]
@@ -229,10 +206,9 @@ mod tests {
         assert_eq!(claims.iter().filter(|(_, mode)| *mode == VolumeMode::Block).count(), 25);
         let volumes: BTreeSet<String> = users.iter().flat_map(User::volumes).collect();
         assert_eq!(volumes.len(), 50);
-        let pod = users[1].pod().unwrap();
-        assert_eq!(claims_of(&pod).count(), 10);
-        let container = &pod.spec.unwrap().containers[0];
-        assert_eq!(container.volume_devices.as_ref().map(Vec::len), Some(5));
+        let pod = users[1].pod().unwrap().spec.unwrap();
+        assert_eq!(pod.volumes.map(|volumes| volumes.len()), Some(10));
+        assert_eq!(pod.containers[0].volume_devices.as_ref().map(Vec::len), Some(5));
     }
 
     /// A device can be missing, duplicate or leaked.

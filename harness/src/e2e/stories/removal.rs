@@ -47,7 +47,7 @@ pub(in crate::e2e) const STORY: Story = Story {
         Sabotage {
             name: "restart",
             about: "A container of the driver is killed, which the story does not declare",
-            before: "no volume of the driver is left",
+            before: "files, project ids, loop devices and mounts are as before",
             change: |env| Box::pin(kill_undeclared(env)),
             repair: None,
             expected: &["container csi of pod", "restarted, which the test did not cause", "exit code 137"],
@@ -64,7 +64,20 @@ pub(in crate::e2e) async fn run(
     before: Option<&Inventory>,
 ) -> StepResult {
     steps.step("delete the namespace of the stories", delete_namespace(env)).await?;
-    steps.step("no volume of the driver is left", no_volumes(env)).await?;
+    as_before(steps, env, before).await
+}
+
+/// Deletes what a story left in its namespace, and checks that nothing of it remains on the node.
+pub(in crate::e2e) async fn clean_up(
+    steps: &mut Steps<'_>,
+    env: &TestEnv<'_>,
+    before: Option<&Inventory>,
+) -> StepResult {
+    steps.step("pods and claims are deleted, and their volumes with them", delete_objects(env)).await?;
+    as_before(steps, env, before).await
+}
+
+async fn as_before(steps: &mut Steps<'_>, env: &TestEnv<'_>, before: Option<&Inventory>) -> StepResult {
     let title = "files, project ids, loop devices and mounts are as before";
     match (env.node, before) {
         (Some(node), Some(before)) => steps.step(title, nothing_left(env, node, before)).await,
@@ -75,17 +88,23 @@ pub(in crate::e2e) async fn run(
     }
 }
 
-/// Deletes the namespace with all its claims and pods, and waits until it is deleted.
-///
-/// The objects in it are deleted first: while any is left, Kubernetes checks such a namespace again only
-/// after 5 s, then 10 s.
-pub(in crate::e2e) async fn delete_namespace(env: &TestEnv<'_>) -> Result<()> {
-    // Deletes the controllers, pods and claims together, so that claims are deleted while in use.
+/// Deletes all pods and claims in the namespace, and waits until they and their volumes are deleted. The controllers, pods and claims go
+/// together, so that claims are deleted while in use.
+pub(in crate::e2e) async fn delete_objects(env: &TestEnv<'_>) -> Result<()> {
     delete_all(env.stateful_sets()).await.context("delete the StatefulSets")?;
     delete_all(env.pods()).await.context("delete the pods")?;
     delete_all(env.claims()).await.context("delete the claims")?;
     none_left(env, env.pods(), |_| true).await.context("pods do not go")?;
     none_left(env, env.claims(), |_| true).await.context("claims do not go")?;
+    no_volumes(env).await
+}
+
+/// Deletes the namespace with all its claims and pods, and waits until it is deleted.
+///
+/// The objects in it are deleted first: while any is left, Kubernetes checks such a namespace again only
+/// after 5 s, then 10 s.
+pub(in crate::e2e) async fn delete_namespace(env: &TestEnv<'_>) -> Result<()> {
+    delete_objects(env).await?;
     let namespaces: Api<Namespace> = Api::all(env.client.clone());
     let name = &env.namespace;
     objects::delete_if_exists(&namespaces, name).await?;

@@ -9,22 +9,17 @@ use kube::{Api, ResourceExt};
 use serde_json::json;
 use testvm::steps::{StepResult, Steps};
 use testvm_cluster::api_error::api_error;
-use testvm_cluster::waiting::until_event;
 use testvm_cluster::workload::node_of;
 use testvm_cluster::{Cluster, DataDisk, Node, objects};
 
-use super::install;
+use super::{install, removal};
 use crate::e2e::parts::{full_node, node_without_storage};
 use crate::e2e::story::{Run, Sabotage, Story, When};
-use crate::test_env::claims;
 use crate::test_env::environment::{FOREIGN_NODE, TestEnv};
-use crate::test_env::pods::{end, start};
-use crate::test_env::sizes::Size;
-use crate::test_env::workload::{VolumeMode, claim};
 
 pub(in crate::e2e) const STORY: Story = Story {
     name: "second-node",
-    about: "a second node joins, gets volumes, and leaves; a claim that names it gets another",
+    about: "a second node joins, gets volumes, and leaves; a claim that names a deleted node gets another",
     when: When::All,
     run: Run::OwnNode(|steps, state, cluster, node| Box::pin(run(steps, state.env, cluster, node))),
     sabotages: &[Sabotage {
@@ -39,27 +34,13 @@ pub(in crate::e2e) const STORY: Story = Story {
 
 pub(super) const INDEX: u8 = 1;
 
-const MODE: VolumeMode = VolumeMode::Filesystem;
-
 async fn run(steps: &mut Steps<'_>, env: &TestEnv<'_>, cluster: &Cluster, first: &Node) -> StepResult {
     let booted = cluster.boot_node(steps.session(), INDEX, DataDisk::Unmounted);
     let second = steps.step("boot a second node without a data file system", booted).await?;
     node_without_storage::run(steps, env, &second).await?;
     full_node::run(steps, env, first, &second).await?;
-    let name = second.name().to_owned();
-    steps.step("the second node leaves", leave(env, second)).await?;
-    steps.step("a claim for which it was selected gets another node", reselected(env, &name)).await
-}
-
-async fn reselected(env: &TestEnv<'_>, deleted: &str) -> Result<()> {
-    const CLAIM: &str = "on-a-deleted-node";
-    let object = claim(CLAIM, &env.driver.class_name(), Size::mebibytes(1), MODE, "ReadWriteOnce")?;
-    let object = claims::create(env, &claims::with_selected_node(object, deleted)).await?;
-    start(env, CLAIM, CLAIM, MODE).await?;
-    let names_node = |message: &str| message.contains(deleted);
-    until_event(&env.client, &object, &["SelectedNodeRemoved"], env.timeouts.start, names_node).await?;
-    end(env, CLAIM).await?;
-    claims::delete_with_volume(env, CLAIM).await
+    steps.step("pods and claims are deleted", removal::delete_objects(env)).await?;
+    steps.step("the second node leaves", leave(env, second)).await
 }
 
 /// Removes the node as an administrator does, with its pods' objects, because no kubelet reports their end.

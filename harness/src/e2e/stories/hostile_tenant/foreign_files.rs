@@ -2,14 +2,14 @@
 //! them, and the provisioner reports them.
 
 use anyhow::{Context, Result};
-use k8s_openapi::api::core::v1::Container;
+use k8s_openapi::api::apps::v1::DaemonSet;
 use kube::ResourceExt;
 use serde::Deserialize;
 use serde_json::json;
 use testvm::steps::{StepResult, Steps};
+use testvm_cluster::Node;
 use testvm_cluster::exec::exec_ok;
 use testvm_cluster::waiting::until_event;
-use testvm_cluster::{Node, objects};
 
 use super::tenants::{HOSTILE, OTHER, Tenants, directory_of, quota};
 use crate::e2e::parts::serving::change_container;
@@ -34,30 +34,27 @@ struct Bytes {
     used: u64,
 }
 
-/// The arguments of csi, as the manifests have them.
-pub(super) struct Settings {
-    args: Vec<String>,
+/// Adds options to csi, as an administrator does who looks for such files.
+pub(super) async fn search_often(env: &TestEnv<'_>) -> Result<()> {
+    let args = args(env)?.into_iter().chain(SEARCH.map(str::to_owned)).collect();
+    change_args(env, args).await
 }
 
-impl Settings {
-    pub(super) async fn read(env: &TestEnv<'_>) -> Result<Settings> {
-        let daemon_set = objects::read(&env.daemon_sets(), env.driver.daemon_set()).await?;
-        let pod = daemon_set.spec.and_then(|spec| spec.template.spec).context("the DaemonSet has no pods")?;
-        let is_csi = |container: &Container| container.name == CSI;
-        let args = pod.containers.into_iter().find(is_csi).and_then(|container| container.args);
-        let args = args.with_context(|| format!("the DaemonSet has no arguments of {CSI}"))?;
-        Ok(Settings { args })
-    }
+/// Gives csi the arguments of the manifests.
+pub(super) async fn restore(env: &TestEnv<'_>) -> Result<()> {
+    change_args(env, args(env)?).await
+}
 
-    /// Adds options to csi, as an administrator does who looks for such files.
-    pub(super) async fn search_often(&self, env: &TestEnv<'_>) -> Result<()> {
-        let args: Vec<String> = self.args.iter().cloned().chain(SEARCH.map(str::to_owned)).collect();
-        change_container(env, &json!({"name": CSI, "args": args})).await
-    }
+async fn change_args(env: &TestEnv<'_>, args: Vec<String>) -> Result<()> {
+    change_container(env, &json!({"name": CSI, "args": args})).await
+}
 
-    pub(super) async fn restore(&self, env: &TestEnv<'_>) -> Result<()> {
-        change_container(env, &json!({"name": CSI, "args": self.args})).await
-    }
+/// Returns the arguments of csi in the manifests.
+fn args(env: &TestEnv<'_>) -> Result<Vec<String>> {
+    let daemon_set: DaemonSet = env.manifests.only("DaemonSet")?;
+    let pod = daemon_set.spec.and_then(|spec| spec.template.spec).context("the DaemonSet has no pods")?;
+    let csi = pod.containers.into_iter().find(|container| container.name == CSI);
+    csi.and_then(|csi| csi.args).with_context(|| format!("the DaemonSet has no arguments of {CSI}"))
 }
 
 pub(super) async fn run(steps: &mut Steps<'_>, tenants: &Tenants<'_>) -> StepResult {

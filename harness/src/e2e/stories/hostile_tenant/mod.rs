@@ -11,7 +11,6 @@ use kube::ResourceExt;
 use testvm::steps::{StepResult, Steps};
 use testvm_cluster::Node;
 
-use self::foreign_files::Settings;
 use self::tenants::{OTHER, move_in};
 use super::removal;
 use crate::e2e::sabotages::on_node;
@@ -35,28 +34,21 @@ pub(in crate::e2e) const STORY: Story = Story {
 };
 
 async fn run(steps: &mut Steps<'_>, env: &TestEnv<'_>, node: &Node) -> StepResult {
-    let prepared = async { Ok((env.in_other_namespace(OTHER)?, Settings::read(env).await?)) };
-    let (other, settings) = steps.step("read the settings of csi", prepared).await?;
-    let attacked = attack(steps, env, node, &other, &settings).await;
+    let other = async { env.in_other_namespace(OTHER) };
+    let other = steps.step("read the manifests for the other tenant", other).await?;
+    let attacked = attack(steps, env, node, &other).await;
     // After a failure too: the recovery deletes only the namespace of the stories.
     let restored = async {
         removal::delete_namespace(&other).await?;
-        removal::no_volumes(&other).await?;
-        settings.restore(env).await
+        foreign_files::restore(env).await
     };
     let restored = steps.step("the other tenant leaves, and csi has its settings", restored).await;
     attacked.and(restored)
 }
 
-async fn attack(
-    steps: &mut Steps<'_>,
-    env: &TestEnv<'_>,
-    node: &Node,
-    other: &TestEnv<'_>,
-    settings: &Settings,
-) -> StepResult {
+async fn attack(steps: &mut Steps<'_>, env: &TestEnv<'_>, node: &Node, other: &TestEnv<'_>) -> StepResult {
     let title = "csi searches for foreign files often, and puts them back";
-    steps.step(title, settings.search_often(env)).await?;
+    steps.step(title, foreign_files::search_often(env)).await?;
     let tenants =
         steps.step("the other tenant's pod writes to its volume", move_in(env, node, other)).await?;
     let title = "a tenant fills its volumes with links, names, special files and a deep tree";
@@ -68,13 +60,16 @@ async fn attack(
     steps.step(title, tenants.second_pod()).await?;
     kubelet::run(steps, &tenants).await?;
     sub_paths::run(steps, &tenants).await?;
-    steps
-        .step("the tenant's pods and claims are deleted together, and its volumes go", tenants.evict())
-        .await?;
+    let title = "the tenant's pods and claims are deleted together, and its volumes go";
+    steps.step(title, removal::delete_objects(env)).await?;
     let title = "nothing of the tenant is left on the node";
     steps.step(title, removal::nothing_left(env, node, &tenants.inventory)).await?;
     let title = "the other tenant has its data, its quota and its owners as before";
-    steps.step(title, tenants.check_other()).await
+    let unchanged = async {
+        tenants.check_other_data().await?;
+        tenants.check_other_state().await
+    };
+    steps.step(title, unchanged).await
 }
 
 /// Makes the files of the other tenant's volume writable for everybody.

@@ -14,7 +14,7 @@ use crate::nodes::{DATA_DIR, LOOPFS_TOOL, VOLUME_CHECK};
 use crate::test_env::environment::TestEnv;
 use crate::test_env::inventory::Inventory;
 use crate::test_env::sizes::Size;
-use crate::test_env::workload::{Held, VolumeMode, claim, create_namespace};
+use crate::test_env::workload::{Held, VolumeMode, claim, create_namespace, holder_of};
 use crate::test_env::{claims, pods};
 
 const SIZE: Size = Size::mebibytes(4);
@@ -49,9 +49,7 @@ pub(super) async fn move_in<'a>(
     other: &'a TestEnv<'a>,
 ) -> Result<Tenants<'a>> {
     create_namespace(&other.client, &other.namespace).await?;
-    let object = claim(OTHER, &env.driver.class_name(), SIZE, VolumeMode::Filesystem, "ReadWriteOnce")?;
-    claims::create(other, &object).await?;
-    pods::start(other, OTHER, OTHER, VolumeMode::Filesystem).await?;
+    pods::start_new(other, OTHER, SIZE, VolumeMode::Filesystem).await?;
     exec_ok(&other.pods(), OTHER, &["/volume-check", "write-pattern", "writable:/vol"]).await?;
     let other_volume = directory_of(other, OTHER).await?;
     let other_before = state(node, &other_volume).await?;
@@ -116,9 +114,7 @@ impl Tenants<'_> {
     pub(super) async fn second_pod(&self) -> Result<()> {
         const SECOND: &str = "hostile-second";
         let held = [Held { claim: DEEP, path: "/deep", mode: VolumeMode::Filesystem, read_only: false }];
-        let command = &["/volume-check", "hold"];
-        let program = PodProgram { container: "volume-check", image: VOLUME_CHECK, command };
-        let mut pod = workload::pod(SECOND, program, &held)?;
+        let mut pod = holder_of(SECOND, &held)?;
         pod.spec.get_or_insert_default().node_name = Some(self.node.name().to_owned());
         objects::create(&self.env.pods(), &pod).await?;
         let pod = self.env.pods().get(SECOND).await?;
@@ -127,26 +123,6 @@ impl Tenants<'_> {
         let phase = self.env.pods().get(SECOND).await?.status.and_then(|status| status.phase);
         anyhow::ensure!(phase.as_deref() == Some("Pending"), "the second pod is {phase:?}");
         pods::end(self.env, SECOND).await
-    }
-
-    /// Deletes the claims while the pod still has files and sockets open, and then the pod.
-    pub(super) async fn evict(&self) -> Result<()> {
-        let volumes = [
-            claims::volume_of(self.env, HOSTILE).await?.name_any(),
-            claims::volume_of(self.env, DEEP).await?.name_any(),
-        ];
-        claims::delete(self.env, HOSTILE).await?;
-        claims::delete(self.env, DEEP).await?;
-        pods::end(self.env, HOSTILE).await?;
-        for volume in &volumes {
-            claims::gone(self.env, volume).await?;
-        }
-        Ok(())
-    }
-
-    pub(super) async fn check_other(&self) -> Result<()> {
-        self.check_other_data().await?;
-        self.check_other_state().await
     }
 
     pub(super) async fn check_other_data(&self) -> Result<()> {

@@ -50,7 +50,8 @@ pub(in crate::e2e) async fn add_controller(
 ) -> Result<Manifests> {
     let controller = manifests::of_snapshot_controller(root, kubectl).await?;
     controller.apply(&env.client).await?;
-    runs(env).await?;
+    until_established(&env.client, &CUSTOM_RESOURCES, env.timeouts.start).await?;
+    workload::until_available(&env.client, NAMESPACE, CONTROLLER, env.timeouts.start).await?;
     Ok(controller)
 }
 
@@ -63,9 +64,4 @@ pub(super) async fn remove(steps: &mut Steps<'_>, env: &TestEnv<'_>, installed: 
         controller.delete(&env.client).await
     };
     steps.step("csi-snapshotter and snapshot-controller are removed", removed).await
-}
-
-async fn runs(env: &TestEnv<'_>) -> Result<()> {
-    until_established(&env.client, &CUSTOM_RESOURCES, env.timeouts.start).await?;
-    workload::until_available(&env.client, NAMESPACE, CONTROLLER, env.timeouts.start).await
 }

@@ -11,7 +11,7 @@ use super::names::{SIZE, name};
 use crate::e2e::stories::outages::until_bound;
 use crate::test_env::environment::TestEnv;
 use crate::test_env::snapshots::{contents, snapshots};
-use crate::test_env::workload::{VolumeMode, claim};
+use crate::test_env::workload::VolumeMode;
 use crate::test_env::{claims, snapshots};
 
 /// One of the objects.
@@ -71,9 +71,7 @@ impl Set {
 
     /// Creates the objects, without pods.
     async fn create(&self, env: &TestEnv<'_>, node: &Node) -> Result<()> {
-        let class = env.driver.class_name();
-        let volume = claim(&self.volume, &class, SIZE, self.mode, "ReadWriteOnce")?;
-        claims::create(env, &claims::with_selected_node(volume, node.name())).await?;
+        claims::request_on(env, node.name(), &self.volume, SIZE, self.mode).await?;
         until_bound(env, &BTreeSet::from([self.volume.clone()]), 1).await?;
         snapshots::request(env, &self.snapshot, &self.volume, None).await?;
         snapshots::ready(env, &self.snapshot).await?;

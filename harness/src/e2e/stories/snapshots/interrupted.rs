@@ -11,13 +11,12 @@ use testvm::steps::{StepResult, Steps};
 use testvm_cluster::containers::{Container, freeze, thaw, until_replaced};
 use testvm_cluster::{Node, objects};
 
-use super::names::{SIZE, snapshots_added_since};
+use super::names::{SIZE, snapshots_on};
 use crate::e2e::stories::outages::until_bound;
 use crate::test_env::disturbances::kill;
 use crate::test_env::environment::TestEnv;
-use crate::test_env::inventory::Inventory;
 use crate::test_env::snapshots::{IN_CREATION, IN_DELETION, contents, snapshots};
-use crate::test_env::workload::{VolumeMode, claim};
+use crate::test_env::workload::VolumeMode;
 use crate::test_env::{claims, snapshots};
 
 /// The containers of the manifests.
@@ -27,24 +26,14 @@ const CLAIM: &str = "interrupted";
 const SNAPSHOT: &str = "interrupted";
 
 pub(super) async fn run(steps: &mut Steps<'_>, env: &TestEnv<'_>, node: &Node) -> StepResult {
-    let before = steps.step("list the snapshots on the node", Inventory::take(node)).await?;
-    steps
-        .step(
-            "csi-snapshotter is killed before the driver has taken a snapshot, and the node has one",
-            create(env, node, &before),
-        )
-        .await?;
-    steps
-        .step(
-            "csi-snapshotter is killed before the driver has deleted the snapshot, and the node has none",
-            delete(env, node, &before),
-        )
-        .await
+    let title = "csi-snapshotter is killed before the driver has taken a snapshot, and the node has one";
+    steps.step(title, create(env, node)).await?;
+    let title = "csi-snapshotter is killed before the driver has deleted the snapshot, and the node has none";
+    steps.step(title, delete(env, node)).await
 }
 
-async fn create(env: &TestEnv<'_>, node: &Node, before: &Inventory) -> Result<()> {
-    let object = claim(CLAIM, &env.driver.class_name(), SIZE, VolumeMode::Block, "ReadWriteOnce")?;
-    claims::create(env, &claims::with_selected_node(object, node.name())).await?;
+async fn create(env: &TestEnv<'_>, node: &Node) -> Result<()> {
+    claims::request_on(env, node.name(), CLAIM, SIZE, VolumeMode::Block).await?;
     until_bound(env, &BTreeSet::from([CLAIM.to_owned()]), 1).await?;
     let requested = async {
         snapshots::request(env, SNAPSHOT, CLAIM, None).await?;
@@ -61,12 +50,12 @@ async fn create(env: &TestEnv<'_>, node: &Node, before: &Inventory) -> Result<()
     Box::pin(kill_while_frozen(env, node, requested)).await?;
     let content = snapshots::ready(env, SNAPSHOT).await?;
     let handle = snapshots::text(&content, "/status/snapshotHandle")?;
-    let taken = snapshots_added_since(node, before).await?;
+    let taken = snapshots_on(node).await?;
     anyhow::ensure!(taken == [handle], "the node has the snapshots {taken:?}, not only {handle}");
     Ok(())
 }
 
-async fn delete(env: &TestEnv<'_>, node: &Node, before: &Inventory) -> Result<()> {
+async fn delete(env: &TestEnv<'_>, node: &Node) -> Result<()> {
     let content = snapshots::content_name(env, SNAPSHOT).await?;
     let requested = async {
         objects::delete(&snapshots(env), SNAPSHOT).await?;
@@ -78,9 +67,9 @@ async fn delete(env: &TestEnv<'_>, node: &Node, before: &Inventory) -> Result<()
     Box::pin(kill_while_frozen(env, node, requested)).await?;
     objects::until_gone(snapshots(env), SNAPSHOT, env.timeouts.end).await?;
     objects::until_gone(contents(env), &content, env.timeouts.end).await?;
-    let left = snapshots_added_since(node, before).await?;
+    let left = snapshots_on(node).await?;
     anyhow::ensure!(left.is_empty(), "the node still has the snapshots {left:?}");
-    claims::delete_with_volume(env, CLAIM).await
+    Ok(())
 }
 
 /// Freezes the driver, awaits `requested`, and kills csi-snapshotter. Then the driver continues, and the kubelet restarts

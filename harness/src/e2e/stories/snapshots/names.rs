@@ -25,10 +25,10 @@ pub(super) fn volume(mode: VolumeMode) -> [String; 1] {
     [format!("{kind}:/vol")]
 }
 
-/// Returns the names of the snapshots in the store of a node that were not there `before`.
-pub(super) async fn snapshots_added_since(node: &Node, before: &Inventory) -> Result<Vec<String>> {
+/// Returns the names of the snapshots in the store of a node.
+pub(super) async fn snapshots_on(node: &Node) -> Result<Vec<String>> {
     let prefix = format!("{DATA_DIR}/snapshots/");
-    let entries = Inventory::take(node).await?.added_since(before);
+    let entries = Inventory::take(node).await?.added_since(&Inventory::default());
     let names = entries.iter().filter_map(|entry| entry.split_once(&prefix));
     // Entries below a snapshot are its content.
     Ok(names.map(|(_, name)| name.to_owned()).filter(|name| !name.contains('/')).collect())

@@ -8,9 +8,9 @@ use testvm_cluster::objects;
 
 use super::names::{SIZE, name, volume};
 use crate::test_env::environment::TestEnv;
-use crate::test_env::pods::{check_kept, check_new, end, start, write};
+use crate::test_env::pods::{check_kept, check_new, end, start, start_new, write};
 use crate::test_env::sizes::Size;
-use crate::test_env::workload::{VolumeMode, claim};
+use crate::test_env::workload::VolumeMode;
 use crate::test_env::{claims, snapshots};
 
 const LARGER: Size = Size::mebibytes(4);
@@ -54,9 +54,7 @@ pub(super) async fn run(steps: &mut Steps<'_>, env: &TestEnv<'_>, mode: VolumeMo
 
 /// Creates a claim, and a pod of its name that writes to it.
 pub(super) async fn written(env: &TestEnv<'_>, source: &str, mode: VolumeMode) -> Result<()> {
-    let object = claim(source, &env.driver.class_name(), SIZE, mode, "ReadWriteOnce")?;
-    claims::create(env, &object).await?;
-    start(env, source, source, mode).await?;
+    start_new(env, source, SIZE, mode).await?;
     check_new(env, source, SIZE, &volume(mode)).await
 }
 

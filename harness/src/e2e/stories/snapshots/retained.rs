@@ -6,11 +6,10 @@ use kube::ResourceExt;
 use testvm::steps::{StepResult, Steps};
 use testvm_cluster::{Node, objects};
 
-use super::names::{SIZE, name, snapshots_added_since};
+use super::names::{SIZE, name, snapshots_on};
 use super::restored::{restored, written};
 use crate::test_env::claims;
 use crate::test_env::environment::TestEnv;
-use crate::test_env::inventory::Inventory;
 use crate::test_env::pods::end;
 use crate::test_env::snapshots::{self, Existing, classes, contents, snapshots};
 use crate::test_env::workload::VolumeMode;
@@ -24,12 +23,10 @@ pub(super) async fn run(
     node: &Node,
     mode: VolumeMode,
 ) -> StepResult {
-    let before =
-        steps.step(&format!("{mode}: list the snapshots on the node"), Inventory::take(node)).await?;
     let handle = steps
         .step(
             &format!("{mode}: a retained snapshot outlives its volume and its objects"),
-            retain(env, node, &before, mode),
+            retain(env, node, mode),
         )
         .await?;
     let imported = name("imported", mode);
@@ -47,7 +44,7 @@ pub(super) async fn run(
         claims::delete(env, &claim).await?;
         objects::remove(snapshots(env), &imported, env.timeouts.end).await?;
         objects::until_gone(contents(env), &imported, env.timeouts.end).await?;
-        let left = snapshots_added_since(node, &before).await?;
+        let left = snapshots_on(node).await?;
         anyhow::ensure!(left.is_empty(), "the node still has the snapshots {left:?}");
         anyhow::Ok(())
     };
@@ -55,7 +52,7 @@ pub(super) async fn run(
 }
 
 /// Takes a snapshot, deletes everything but its data, and returns its handle.
-async fn retain(env: &TestEnv<'_>, node: &Node, before: &Inventory, mode: VolumeMode) -> Result<String> {
+async fn retain(env: &TestEnv<'_>, node: &Node, mode: VolumeMode) -> Result<String> {
     let (claim, snapshot) = (name("retained-source", mode), name("retained-snapshot", mode));
     written(env, &claim, mode).await?;
     end(env, &claim).await?;
@@ -68,7 +65,7 @@ async fn retain(env: &TestEnv<'_>, node: &Node, before: &Inventory, mode: Volume
     // The VolumeSnapshotContent outlives its VolumeSnapshot, until an administrator deletes it.
     objects::remove(contents(env), &content.name_any(), env.timeouts.end).await?;
     objects::delete(&classes(env), CLASS).await?;
-    let kept = snapshots_added_since(node, before).await?;
+    let kept = snapshots_on(node).await?;
     anyhow::ensure!(kept == [handle.as_str()], "the node has the snapshots {kept:?}, not {handle}");
     Ok(handle)
 }
