@@ -6,7 +6,7 @@ use anyhow::{Context, Result};
 use testvm::session::Session;
 use testvm_cluster::Cluster;
 
-use super::own_cluster::NAMESPACE;
+use super::runner::NAMESPACE;
 use super::{parts, state_dump, stories};
 use crate::test_env::environment::TestEnv;
 use crate::test_env::inventory::Inventory;

@@ -11,7 +11,6 @@ mod documents;
 mod driver;
 mod host_service;
 mod kind;
-mod own_cluster;
 mod parts;
 mod run;
 mod runner;

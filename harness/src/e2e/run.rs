@@ -1,6 +1,6 @@
 //! Runs the stories on the selected cluster, and writes the report.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use anyhow::{Context, Result};
@@ -8,16 +8,18 @@ use kube::config::Kubeconfig;
 use testvm::report::Report;
 use testvm::session::Session;
 use testvm::steps::{StepResult, Steps};
-use testvm_cluster::{Cluster, ClusterProfile, background, client, gvisor, snapshotter};
+use testvm_cluster::{
+    Cluster, ClusterProfile, ClusterSpec, Durability, Node, background, client, gvisor, snapshotter,
+};
 
 use super::args::Args;
-use super::own_cluster::{self, NAMESPACE, Places};
-use super::runner::{Plan, Runner, Selection, StoryRunner};
+use super::runner::{NAMESPACE, Plan, Runner, Selection, StoryRunner};
 use super::{kind, self_check, state_dump, stories};
 use crate::node_options::NodeOptions;
 use crate::nodes::{self, Additions};
 use crate::test_env::environment::TestEnv;
 use crate::test_env::manifests::{self, Manifests};
+use crate::test_env::node_debug;
 
 /// Runs the stories and reports every step. A cluster of the run's own is stopped after it, unless it is kept: then the
 /// background process serves it.
@@ -49,12 +51,10 @@ pub async fn run(session: &Session, args: &Args) -> Result<Report> {
         state_dump::clear(&reports)?;
         (session.workspace.target().join("e2e-cluster"), reports)
     };
-    let logs = if args.keep { reports.clone() } else { reports.join("logs") };
 
     let mut report = Report::new();
     // The report has the reason of a failure.
-    let places = Places { dir, logs, reports: &reports };
-    let cluster = Box::pin(start(session, &mut report, args, places)).await.ok();
+    let cluster = Box::pin(start(session, &mut report, args, dir, &reports)).await.ok();
     if let Some(cluster) = &cluster {
         let mut env = TestEnv::new(manifests, cluster.client().clone(), Some(cluster), NAMESPACE)?;
         env.reports = Some(reports.clone());
@@ -94,12 +94,14 @@ async fn hand_over(session: &Session, cluster: Option<Cluster>, report: &Report)
     }
 }
 
-/// Builds the parts of the cluster, and starts it.
+/// Builds the parts of the cluster, and starts it in `dir`. If the node boots and a later step fails, the archive of `dbg bundle` is in the
+/// reports.
 async fn start(
     session: &Session,
     report: &mut Report,
     args: &Args,
-    places: Places<'_>,
+    dir: PathBuf,
+    reports: &Path,
 ) -> StepResult<Cluster> {
     let mut steps = Steps::begin(session, report, "cluster");
     let parts = async {
@@ -107,7 +109,19 @@ async fn start(
         let kubernetes = args.kubernetes().minor();
         nodes::parts(session, kubernetes, &args.nodes, ClusterProfile::Default, additions).await
     };
-    own_cluster::start(session, &mut steps, parts, places).await
+    let parts = steps.step("build programs, images and disks", parts).await?;
+    let logs = if args.keep { reports.to_owned() } else { reports.join("logs") };
+    // The cluster of a test need not survive a power cut of the machine.
+    let spec = ClusterSpec { dir, logs, durability: Durability::Unsafe, profile: ClusterProfile::Default };
+    let bundle = async |node: &Node| state_dump::try_write_bundle(node, reports).await;
+    let started = Cluster::start_diagnosed(session, spec, parts, bundle);
+    let cluster = steps.step("start a control plane and a node", started).await?;
+    let granted = node_debug::grant(session, cluster.client());
+    if let Err(failed) = steps.step("grant node-debug its rights", granted).await {
+        state_dump::write_bundles(session, cluster.nodes(), reports).await;
+        return Err(failed);
+    }
+    Ok(cluster)
 }
 
 /// Builds what only some stories need: each is large.

@@ -23,6 +23,8 @@ use crate::test_env::environment::{FOREIGN_NODE, TestEnv};
 use crate::test_env::workload::create_namespace;
 use crate::test_env::{rejected_writes, snapshots};
 
+/// The namespace of the claims and pods of the stories.
+pub(super) const NAMESPACE: &str = "loopfs-e2e";
 /// The suite of the checks for restarts in the report.
 const RESTARTS: &str = "restarts";
 /// The number of failed stories that ends a run: more of them show the same fault, and each waits for its timeouts.

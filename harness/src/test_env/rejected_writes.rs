@@ -10,10 +10,12 @@ use k8s_openapi::api::admissionregistration::v1::{
 use k8s_openapi::api::core::v1::PersistentVolume;
 use kube::api::PostParams;
 use kube::{Api, Resource};
+use kube::Api;
+use kube::api::{DeleteParams, PostParams};
+use serde::de::DeserializeOwned;
 use serde_json::json;
 use testvm_cluster::api_error::api_error;
 use testvm_cluster::objects;
-use testvm_cluster::waiting::until_event;
 use tokio::time::{Instant, sleep};
 
 use super::claims;
@@ -84,15 +86,6 @@ async fn in_force(env: &TestEnv<'_>) -> Result<()> {
             Err(error) => return Err(api_error(error)).context("try to create a PersistentVolume"),
         }
     }
-}
-
-/// Waits for the event by which the provisioner reports a rejected write.
-pub(crate) async fn was_rejected<K>(env: &TestEnv<'_>, about: &K, reason: &str) -> Result<()>
-where
-    K: Resource<DynamicType = ()>,
-{
-    let rejected = |message: &str| message.contains(REJECTION);
-    until_event(&env.client, about, &[reason], env.timeouts.start, rejected).await.map(drop)
 }
 
 /// Deletes the policy, if there is one.

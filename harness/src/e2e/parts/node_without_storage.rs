@@ -4,11 +4,10 @@
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use k8s_openapi::api::core::v1::{Node as NodeObject, Pod};
+use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::storage::v1::CSIStorageCapacity;
 use kube::{Api, ResourceExt};
 use testvm::steps::{StepResult, Steps};
-use testvm_cluster::waiting::until_event;
 use testvm_cluster::workload::node_of;
 use testvm_cluster::{Node, objects};
 
@@ -63,14 +62,6 @@ pub(in crate::e2e) async fn mount_disk(node: &Node) -> Result<()> {
     node.output(&["mkdir", "--parents", DATA_DIR], TOOL_DEADLINE).await?;
     let mount = ["mount", "-t", "xfs", "-o", DATA_OPTIONS, &device, DATA_DIR];
     node.output(&mount, TOOL_DEADLINE).await.map(drop)
-}
-
-/// Waits for the event on the Node that says why its volumes are unavailable, with all these words.
-pub(in crate::e2e) async fn reports_storage(env: &TestEnv<'_>, node: &Node, words: &[&str]) -> Result<()> {
-    let nodes: Api<NodeObject> = Api::all(env.client.clone());
-    let object = objects::read(&nodes, node.name()).await?;
-    let has_words = |message: &str| words.iter().all(|word| message.contains(word));
-    until_event(&env.client, &object, &["StorageUnavailable"], env.timeouts.start, has_words).await.map(drop)
 }
 
 /// Returns the driver's pod on a node.

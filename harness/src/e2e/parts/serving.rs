@@ -77,12 +77,6 @@ pub(in crate::e2e) async fn change_container(env: &TestEnv<'_>, change: &Value) 
     served(env).await
 }
 
-/// Restarts the driver's pods as `kubectl rollout restart` does, and returns the generation of the DaemonSet.
-pub(in crate::e2e) async fn restart(env: &TestEnv<'_>) -> Result<Option<i64>> {
-    let restarted = env.daemon_sets().restart(env.driver.daemon_set()).await.map_err(api_error);
-    Ok(restarted.context("restart the driver")?.metadata.generation)
-}
-
 /// Waits until the driver's pods are ready and their nodes have registered the driver.
 pub(in crate::e2e) async fn served(env: &TestEnv<'_>) -> Result<()> {
     ready(env).await?;

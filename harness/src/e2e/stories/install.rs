@@ -4,15 +4,18 @@
 use std::time::Duration;
 
 use anyhow::{Context, Result};
+use k8s_openapi::api::core::v1::Node as NodeObject;
+use kube::Api;
+use kube::api::DeleteParams;
 use kube::runtime::watcher;
 use testvm::steps::{StepResult, Steps};
 use testvm_cluster::api_error::api_error;
 use testvm_cluster::containers::{self, Container};
-use testvm_cluster::waiting::{State, until};
+use testvm_cluster::waiting::{State, until, until_event};
 use testvm_cluster::{Node, objects};
 
 use crate::e2e::doctor;
-use crate::e2e::parts::node_without_storage::{data_disk, mount_disk, reports_storage};
+use crate::e2e::parts::node_without_storage::{data_disk, mount_disk};
 use crate::e2e::parts::serving::offered;
 pub(in crate::e2e) use crate::e2e::parts::serving::{ready, served, serves};
 use crate::e2e::story::{Run, RunState, Sabotage, Story, When};
@@ -151,7 +154,10 @@ async fn mount_without_quota(env: &TestEnv<'_>) -> Result<()> {
     let argv = ["mount", "-t", "xfs", "-o", "noquota,nodev,nosuid,noexec", &device, DATA_DIR];
     node.output(&argv, TOOL_DEADLINE).await?;
     env.manifests.apply(&env.client).await?;
-    reports_storage(env, node, WITHOUT_QUOTA).await?;
+    let nodes: Api<NodeObject> = Api::all(env.client.clone());
+    let object = objects::read(&nodes, node.name()).await?;
+    let has_words = |message: &str| WITHOUT_QUOTA.iter().all(|word| message.contains(word));
+    until_event(&env.client, &object, &["StorageUnavailable"], env.timeouts.start, has_words).await?;
     env.timeouts.shorten();
     Ok(())
 }
