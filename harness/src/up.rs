@@ -25,7 +25,7 @@ pub struct UpArgs {
 /// A program cannot be built or started. In that case, nothing is left running.
 pub async fn up(session: &Session, args: UpArgs) -> Result<()> {
     if background::is_background(session) {
-        return serve(session, args).await;
+        return Box::pin(serve(session, args)).await;
     }
     if let Some(owner) = Owner::running(session)? {
         session.progress.finish();

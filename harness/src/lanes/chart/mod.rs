@@ -89,7 +89,7 @@ pub(super) async fn run(session: &Session, kubernetes: KubernetesMinor) -> Resul
     let control_plane = ControlPlane::alone(session, &spec, kubernetes).await?;
     let step = session.progress.step("render the chart, and send its objects to the API server");
     let root = session.workspace.root();
-    let fixture = Fixture { root, helm: &helm, control_plane: &control_plane, kubernetes: kubernetes };
+    let fixture = Fixture { root, helm: &helm, control_plane: &control_plane, kubernetes };
     let mut report = Report::new();
     fixture.run(&mut report).await;
     report.end(step);
