@@ -93,7 +93,7 @@ pub(super) async fn run(
     steps.step("kill both services", machine.shell(&on_node(KILL), TIMEOUT)).await?;
     let created = create_namespace(&env.client, &env.namespace);
     steps.step("create the namespace of the stories", created).await?;
-    flow::run(&mut Steps::begin(session, report, FLOW), env).await?;
+    flow::run_on_services(&mut Steps::begin(session, report, FLOW), env).await?;
     removal::run(&mut Steps::begin(session, report, REMOVAL), env, None).await?;
     let mut steps = Steps::begin(session, report, NAME);
     let commands = on_node(SERVICES);

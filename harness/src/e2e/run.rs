@@ -118,7 +118,7 @@ async fn start(
     let cluster = steps.step("start a control plane and a node", started).await?;
     let granted = node_debug::grant(session, cluster.client());
     if let Err(failed) = steps.step("grant node-debug its rights", granted).await {
-        state_dump::write_bundles(session, cluster.nodes(), reports).await;
+        state_dump::write_node(session, cluster.node(), reports).await;
         return Err(failed);
     }
     Ok(cluster)

@@ -8,11 +8,8 @@ use k8s_openapi::api::admissionregistration::v1::{
     ValidatingAdmissionPolicy, ValidatingAdmissionPolicyBinding,
 };
 use k8s_openapi::api::core::v1::PersistentVolume;
-use kube::api::PostParams;
-use kube::{Api, Resource};
 use kube::Api;
-use kube::api::{DeleteParams, PostParams};
-use serde::de::DeserializeOwned;
+use kube::api::PostParams;
 use serde_json::json;
 use testvm_cluster::api_error::api_error;
 use testvm_cluster::objects;

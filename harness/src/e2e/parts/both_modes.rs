@@ -44,8 +44,8 @@ pub(in crate::e2e) async fn start(env: &TestEnv<'_>, pod: &str, claims: &str, re
 
 /// Writes a text from a pod to both volumes.
 pub(in crate::e2e) async fn write(env: &TestEnv<'_>, pod: &str, text: &str) -> Result<()> {
-    for (mode, file) in FILES {
-        pods::write(env, pod, mode, file, text).await?;
+    for (_, file) in FILES {
+        pods::write(env, pod, file, text).await?;
     }
     Ok(())
 }

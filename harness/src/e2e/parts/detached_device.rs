@@ -36,7 +36,7 @@ pub(in crate::e2e) async fn detach(env: &TestEnv<'_>, node: &Node) -> Result<()>
 /// Checks that the pod reads and overwrites none of the devices of these pods, which were attached later.
 pub(in crate::e2e) async fn attack(env: &TestEnv<'_>, others: &[&str]) -> Result<()> {
     for name in others {
-        write(env, name, VolumeMode::Block, DEVICE, SECRET).await?;
+        write(env, name, DEVICE, SECRET).await?;
     }
     let read = read_and_overwrite(env).await?;
     anyhow::ensure!(!read.contains(SECRET), "pod {ATTACKER} reads what another pod wrote");

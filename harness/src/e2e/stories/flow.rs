@@ -1,5 +1,5 @@
-//! The main flow: a StatefulSet with a mounted, a read-only and a block volume. Its pod checks them from
-//! inside. They are expanded while in use, and the driver is killed during that.
+//! The main flow: a StatefulSet with a mounted, a read-only and a block volume. A program in its pod checks them. They are
+//! expanded while in use, and the driver is killed during that.
 
 use std::time::Duration;
 
@@ -14,9 +14,10 @@ use testvm::excerpt::list;
 use testvm::steps::{StepResult, Steps};
 use testvm_cluster::api_error::api_error;
 use testvm_cluster::containers::Container;
-use testvm_cluster::exec::{exec_ok, http_get};
+use testvm_cluster::exec::{http_get, log_tail};
 use testvm_cluster::mount_table::Mounted;
-use testvm_cluster::waiting::{State, until, until_event, until_logged, until_none_complains, until_one};
+use testvm_cluster::waiting::{State, until, until_event, until_none_complains, until_one};
+use testvm_cluster::workload::until_pod_runs;
 use testvm_cluster::{Node, objects};
 
 use crate::e2e::sabotages::{mount_writable, named, on_node, reject_writes};
@@ -26,7 +27,7 @@ use crate::test_env::environment::{FOREIGN_NODE, TestEnv};
 use crate::test_env::inventory::volume_mounts;
 use crate::test_env::rejected_writes::Rejected;
 use crate::test_env::sizes::Size;
-use crate::test_env::workload::{self, FLOW, FLOW_CLAIMS, FLOW_POD, FlowSpec, VERDICT_PORT, WRITABLE_PATH};
+use crate::test_env::workload::{self, FLOW, FLOW_CLAIMS, FLOW_POD};
 use crate::test_env::{claims, pods};
 
 pub(in crate::e2e) const STORY: Story = Story {
@@ -46,10 +47,10 @@ pub(in crate::e2e) const STORY: Story = Story {
         Sabotage {
             name: "rejected-resize",
             about: "A volume has grown although its expansion was rejected",
-            before: "exec sees the volume as large as before",
+            before: "the pod sees volumes as large as before",
             change: |env| Box::pin(on_node(env, DOUBLE_LIMITS)),
             repair: None,
-            expected: &["expected 1048576 bytes in"],
+            expected: &["total bytes: expected 1048576"],
         },
         Sabotage {
             name: "resize",
@@ -71,28 +72,52 @@ const DOUBLE_LIMITS: &str = "for volume in DATA/volumes/*/; do TOOL quota set --
 const OF_A_RESIZE: [&str; 4] =
     ["Resizing", "FileSystemResizePending", "ControllerResizeError", "NodeResizeError"];
 
-pub(in crate::e2e) async fn run(steps: &mut Steps<'_>, env: &TestEnv<'_>) -> StepResult {
+/// The port of the driver's metrics, as in the manifests.
+const METRICS_PORT: u16 = 9809;
+/// The paths of the volumes in the pod, in the syntax of the test program.
+const VOLUMES: [&str; 3] = ["writable:/vol/default", "readonly:/vol/readonly", "block:/vol/block"];
+
+/// The title of the step that needs pods of the driver.
+const DRIVER_PODS: &str = "logs of the driver can be read, and its metrics by port-forward";
+
+async fn run(steps: &mut Steps<'_>, env: &TestEnv<'_>) -> StepResult {
+    run_without_driver_pods(steps, env).await?;
+    steps.step(DRIVER_PODS, driver_pods_respond(env)).await
+}
+
+/// Runs the flow on nodes that run the driver as services, so that it has no pods.
+pub(in crate::e2e) async fn run_on_services(steps: &mut Steps<'_>, env: &TestEnv<'_>) -> StepResult {
+    run_without_driver_pods(steps, env).await?;
+    steps.skip(DRIVER_PODS, "the nodes run the driver as services");
+    Ok(())
+}
+
+async fn run_without_driver_pods(steps: &mut Steps<'_>, env: &TestEnv<'_>) -> StepResult {
     let containers: Vec<&str> = env.driver.containers().collect();
     steps.step("create the StatefulSet with three claims of 1Mi", create(env)).await?;
     steps.step("the claims are bound to volumes of exactly that size", bound(env)).await?;
     let killed = kill_driver(steps, env, "kill the driver while the pod starts", &containers[..1]).await?;
-    steps.step("[INIT-PASSED]", verdict(env, FLOW_POD, "[INIT-PASSED]", env.timeouts.start)).await?;
+    steps.step("the pod runs", until_pod_runs(&env.pods(), FLOW_POD, env.timeouts.start)).await?;
+    let checked = pods::check_new(env, FLOW_POD, SIZE, &VOLUMES);
+    steps.step("[INIT-PASSED]: the pod sees volumes of 1Mi, and no more fits", checked).await?;
     let title = "the node's mounts have the options of the StorageClass";
     match env.node {
         Some(node) => steps.step(title, check_mount_options(env, node, FLOW_POD)).await?,
         None => steps.skip(title, FOREIGN_NODE),
     }
     steps.step("an expansion beyond the space of the node is rejected", rejected(env)).await?;
-    steps.step("exec sees the volume as large as before", exec_sees(env, FLOW_POD, SIZE)).await?;
-    steps.step("port-forward reaches the pod", forward_reaches(env, "[INIT-PASSED]")).await?;
+    let checked = pods::check_kept(env, FLOW_POD, [SIZE, SIZE], &VOLUMES);
+    steps.step("the pod sees volumes as large as before", checked).await?;
     if env.node.is_some() {
         steps.step("the driver that was killed was started again", killed_and_back(env, &killed)).await?;
     }
     steps.step("ask for 4Mi", ask_for(env, GROWN)).await?;
     let killed = kill_driver(steps, env, "kill the driver while the claims grow", &containers).await?;
     steps.step("the claims have grown", grown(env)).await?;
-    steps.step("[RESIZE-PASSED]", verdict(env, FLOW_POD, "[RESIZE-PASSED]", env.timeouts.grow)).await?;
-    steps.step("exec sees the grown volume", exec_sees(env, FLOW_POD, GROWN)).await?;
+    let checked = pods::check_kept(env, FLOW_POD, [SIZE, GROWN], &VOLUMES);
+    steps
+        .step("[RESIZE-PASSED]: the pod sees volumes of 4Mi with its data, and no more fits", checked)
+        .await?;
     steps.step("describe shows what happened to the claims", events(env)).await?;
     if env.node.is_some() {
         steps.step("the driver was started again once more", killed_and_back(env, &killed)).await?;
@@ -101,9 +126,8 @@ pub(in crate::e2e) async fn run(steps: &mut Steps<'_>, env: &TestEnv<'_>) -> Ste
 }
 
 async fn create(env: &TestEnv<'_>) -> Result<()> {
-    let flow = workload::flow(&FlowSpec { class: &env.driver.class, size: SIZE, grown: GROWN })?;
-    objects::create(&env.stateful_sets(), &flow).await?;
-    Ok(())
+    let flow = workload::flow(&env.driver.class_name(), SIZE)?;
+    objects::create(&env.stateful_sets(), &flow).await.map(drop)
 }
 
 async fn bound(env: &TestEnv<'_>) -> Result<()> {
@@ -127,18 +151,6 @@ async fn bound(env: &TestEnv<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Waits until the test program in the pod logs the line `passed`.
-pub(super) async fn verdict(env: &TestEnv<'_>, pod: &str, passed: &str, within: Duration) -> Result<()> {
-    until_logged(&env.pods(), pod, None, within, |line| {
-        if line.starts_with("[INIT-FAILED]") {
-            State::Failed(line.to_owned())
-        } else {
-            State::ready_if(line.starts_with(passed), format!("its last line is {line:?}"))
-        }
-    })
-    .await
-}
-
 /// Checks the mount options of the pod's two Filesystem volumes on the node, before a container runtime mounts them
 /// once more with its own options.
 pub(super) async fn check_mount_options(env: &TestEnv<'_>, node: &Node, pod: &str) -> Result<()> {
@@ -154,20 +166,6 @@ pub(super) async fn check_mount_options(env: &TestEnv<'_>, node: &Node, pod: &st
             );
         }
     }
-    Ok(())
-}
-
-/// Checks the size of the writable volume that a program started in the pod sees.
-pub(super) async fn exec_sees(env: &TestEnv<'_>, pod: &str, size: Size) -> Result<()> {
-    let shown = exec_ok(&env.pods(), pod, &["/volume-check", "show", WRITABLE_PATH]).await?;
-    let expected = format!("{} bytes", size.bytes());
-    anyhow::ensure!(shown.contains(&expected), "expected {expected} in {shown:?}");
-    Ok(())
-}
-
-async fn forward_reaches(env: &TestEnv<'_>, verdict: &str) -> Result<()> {
-    let answer = http_get(&env.pods(), FLOW_POD, VERDICT_PORT, "/").await?;
-    anyhow::ensure!(answer.ends_with(verdict), "expected {verdict} at the end of {answer:?}");
     Ok(())
 }
 
@@ -223,6 +221,19 @@ async fn events(env: &TestEnv<'_>) -> Result<()> {
         for reasons in [&["ProvisioningSucceeded"][..], EXPANDED] {
             until_event(&env.client, &claim, reasons, env.timeouts.start, |_| true).await?;
         }
+    }
+    Ok(())
+}
+
+async fn driver_pods_respond(env: &TestEnv<'_>) -> Result<()> {
+    for pod in env.live_driver_pods().await? {
+        let (pods, name) = (env.driver_pods(), pod.name_any());
+        for container in env.driver.containers() {
+            let log = log_tail(&pods, &name, container, 100).await;
+            anyhow::ensure!(log.lines().count() > 1, "{container} of {name} logged only {log:?}");
+        }
+        let page = http_get(&pods, &name, METRICS_PORT, "/metrics").await?;
+        anyhow::ensure!(page.trim_end().ends_with("# EOF"), "the metrics of {name} are incomplete: {page}");
     }
     Ok(())
 }

@@ -11,7 +11,7 @@ use testvm_cluster::gvisor::GVISOR_HANDLER;
 use testvm_cluster::waiting::until_event;
 use testvm_cluster::{Node, objects};
 
-use super::flow::{check_mount_options, exec_sees, verdict};
+use super::flow::check_mount_options;
 use crate::e2e::sabotages::replace_pod;
 use crate::e2e::story::{Run, Sabotage, Story, When};
 use crate::test_env::environment::TestEnv;
@@ -49,13 +49,14 @@ const ABSENT_HANDLER: &str = "no-such-handler";
 
 async fn run(steps: &mut Steps<'_>, env: &TestEnv<'_>, node: &Node) -> StepResult {
     steps.step("a pod starts under gVisor with two volumes of 1Mi", start(env)).await?;
-    steps.step("[INIT-PASSED]", verdict(env, POD, "[INIT-PASSED]", env.timeouts.start)).await?;
+    steps.step("the pod sees volumes of 1Mi, and no more fits", check(env, &["check-new"], SIZE)).await?;
     steps.step("the kernel that the pod sees is gVisor's", has_its_own_kernel(env)).await?;
     let title = "the node's mounts have the options of the StorageClass";
     steps.step(title, check_mount_options(env, node, POD)).await?;
     steps.step("the claims grow to 4Mi", grow(env)).await?;
-    steps.step("[RESIZE-PASSED]", verdict(env, POD, "[RESIZE-PASSED]", env.timeouts.grow)).await?;
-    steps.step("exec sees the grown volume", exec_sees(env, POD, GROWN)).await?;
+    let kept = ["check-kept", &SIZE.bytes().to_string()];
+    let checked = check(env, &kept, GROWN);
+    steps.step("the pod sees volumes of 4Mi with its data, and no more fits", checked).await?;
     steps.step("no container was restarted for that", never_restarted(env)).await?;
     let title = "a program on the volume is killed, and runs on the root file system of the container";
     steps.step(title, cannot_execute(env)).await?;
@@ -72,23 +73,22 @@ async fn run(steps: &mut Steps<'_>, env: &TestEnv<'_>, node: &Node) -> StepResul
     steps.step("the classes are deleted", delete_classes(env)).await
 }
 
-/// Returns the pod of the main flow with its Filesystem volumes only, under gVisor.
+/// Returns a pod under gVisor with the Filesystem volumes of the main flow.
 fn checking_pod() -> Result<Pod> {
     let held = |claim, path| Held { claim, path, mode: VolumeMode::Filesystem, read_only: false };
     let mut pod = holder_of(POD, &[held(WRITABLE, WRITABLE_PATH), held(READ_ONLY, READ_ONLY_PATH)])?;
-    let (size, grown) = (SIZE.bytes().to_string(), GROWN.bytes().to_string());
-    // The flags of the StorageClass are missing: gVisor shows those of the container runtime only.
-    let command = ["/volume-check", "watch", "--size", &size, "--grown-size", &grown];
-    let volumes = [format!("writable:{WRITABLE_PATH}"), format!("readonly:{READ_ONLY_PATH}")];
-    let spec = pod.spec.get_or_insert_default();
-    for container in &mut spec.containers {
-        container.command =
-            Some(command.iter().map(|word| (*word).to_owned()).chain(volumes.clone()).collect());
-        for mount in container.volume_mounts.iter_mut().flatten() {
-            mount.read_only = Some(mount.name == READ_ONLY);
-        }
+    let containers = &mut pod.spec.get_or_insert_default().containers;
+    for mount in containers.iter_mut().flat_map(|container| container.volume_mounts.iter_mut().flatten()) {
+        mount.read_only = Some(mount.name == READ_ONLY);
     }
     Ok(of_class(pod, GVISOR_HANDLER))
+}
+
+/// Has the test program check the volumes. The flags of the StorageClass are missing: gVisor shows those of the container
+/// runtime only.
+async fn check(env: &TestEnv<'_>, verb: &[&str], size: Size) -> Result<()> {
+    let volumes = [format!("writable:{WRITABLE_PATH}"), format!("readonly:{READ_ONLY_PATH}")];
+    pods::check(env, POD, verb, size, pods::NO_FLAGS, &volumes).await
 }
 
 fn of_class(mut pod: Pod, runtime_class: &str) -> Pod {
@@ -184,7 +184,7 @@ async fn absent_handler(env: &TestEnv<'_>) -> Result<()> {
 async fn block(env: &TestEnv<'_>) -> Result<()> {
     create_claim(env, BLOCK, VolumeMode::Block).await?;
     pods::create(env, &of_class(holder(BLOCK, BLOCK, VolumeMode::Block)?, GVISOR_HANDLER)).await?;
-    let output = exec(&env.pods(), BLOCK, &["/volume-check", "write-at", "/vol", "text"]).await?;
+    let output = exec(&env.pods(), BLOCK, &["/volume-check", "write", "/vol", "text"]).await?;
     anyhow::ensure!(!output.succeeded, "a pod under gVisor wrote to a device: {}", output.stdout);
     anyhow::ensure!(
         output.stderr.contains("/vol: No such device or address"),

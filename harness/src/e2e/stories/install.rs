@@ -6,7 +6,6 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use k8s_openapi::api::core::v1::Node as NodeObject;
 use kube::Api;
-use kube::api::DeleteParams;
 use kube::runtime::watcher;
 use testvm::steps::{StepResult, Steps};
 use testvm_cluster::api_error::api_error;

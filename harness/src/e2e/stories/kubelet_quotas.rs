@@ -20,8 +20,8 @@ use crate::e2e::sabotages::on_node;
 use crate::e2e::story::{Run, Sabotage, Story, When};
 use crate::test_env::environment::{FOREIGN_NODE, TestEnv};
 use crate::test_env::projects::{FIRST_OF_KUBELET, Projects};
+use crate::test_env::runtime_classes::{self, OWN_USERS, with_user_namespace};
 use crate::test_env::sizes::Size;
-use crate::test_env::user_namespaces::{create_runtime_class, delete_runtime_class, with_user_namespace};
 use crate::test_env::workload::{SCRATCH, VolumeMode, scratch_pod};
 use crate::test_env::{claims, pods};
 
@@ -88,7 +88,7 @@ async fn start_pod(env: &TestEnv<'_>, number: usize) -> Result<()> {
 }
 
 async fn start(env: &TestEnv<'_>) -> Result<()> {
-    create_runtime_class(env).await?;
+    runtime_classes::create(env, OWN_USERS, OWN_USERS).await?;
     for number in 0..2 {
         start_pod(env, number).await?;
     }
@@ -237,7 +237,7 @@ async fn clear(env: &TestEnv<'_>, node: &Node, before: &Projects) -> Result<()> 
         let then = before.record(id).ok();
         anyhow::ensure!(then.is_none_or(|then| then.limit == record.limit), "{then:?} and {record:?}");
     }
-    delete_runtime_class(env).await
+    runtime_classes::delete(env, OWN_USERS).await
 }
 
 /// Removes the limits from the projects of the kubelet.

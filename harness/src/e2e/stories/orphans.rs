@@ -72,7 +72,7 @@ async fn run(steps: &mut Steps<'_>, env: &TestEnv<'_>) -> StepResult {
 
 async fn write(env: &TestEnv<'_>) -> Result<PersistentVolume> {
     start_new(env, CLAIM, SIZE, VolumeMode::Filesystem).await?;
-    pods::write(env, CLAIM, VolumeMode::Filesystem, FILE, TEXT).await?;
+    pods::write(env, CLAIM, FILE, TEXT).await?;
     end(env, CLAIM).await?;
     claims::volume_of(env, CLAIM).await
 }

@@ -53,7 +53,7 @@ async fn run(steps: &mut Steps<'_>, env: &TestEnv<'_>) -> StepResult {
 
 async fn check_writes_refused(env: &TestEnv<'_>) -> Result<()> {
     for (_, file) in FILES {
-        let output = exec(&env.pods(), READER, &["/volume-check", "write-at", file, "overwritten"]).await?;
+        let output = exec(&env.pods(), READER, &["/volume-check", "write", file, "overwritten"]).await?;
         anyhow::ensure!(!output.succeeded, "a write was allowed on the read-only volume at {file}");
         let refused = WRITE_REFUSED.iter().any(|error| output.stderr.contains(error));
         anyhow::ensure!(

@@ -10,8 +10,8 @@ use crate::e2e::story::{Run, Sabotage, Story, When};
 use crate::test_env::claims;
 use crate::test_env::environment::TestEnv;
 use crate::test_env::pods;
+use crate::test_env::runtime_classes::{self, OWN_USERS, with_user_namespace};
 use crate::test_env::sizes::Size;
-use crate::test_env::user_namespaces::{create_runtime_class, delete_runtime_class, with_user_namespace};
 use crate::test_env::workload::{VolumeMode, holder};
 
 pub(in crate::e2e) const STORY: Story = Story {
@@ -49,11 +49,11 @@ async fn run(steps: &mut Steps<'_>, env: &TestEnv<'_>) -> StepResult {
         .await?;
     let changed = pods::cannot_change_project(env, OWN, "/vol", "EINVAL");
     steps.step("hostUsers: false: the project id cannot be changed: EINVAL", changed).await?;
-    steps.step("the RuntimeClass is deleted", delete_runtime_class(env)).await
+    steps.step("the RuntimeClass is deleted", runtime_classes::delete(env, OWN_USERS)).await
 }
 
 async fn start(env: &TestEnv<'_>) -> Result<()> {
-    create_runtime_class(env).await?;
+    runtime_classes::create(env, OWN_USERS, OWN_USERS).await?;
     for name in [HOST, OWN] {
         claims::request(env, name, SIZE, VolumeMode::Filesystem).await?;
     }
@@ -72,6 +72,6 @@ async fn writes(env: &TestEnv<'_>) -> Result<()> {
     let map = exec_ok(&env.pods(), OWN, &["/volume-check", "read", "/proc/self/uid_map"]).await?;
     let map: Vec<&str> = map.split_whitespace().collect();
     anyhow::ensure!(map.first() == Some(&"0") && map != IDENTITY, "the pod's ids are mapped as {map:?}");
-    pods::write(env, OWN, VolumeMode::Filesystem, "/vol/file", "by root of the pod").await?;
+    pods::write(env, OWN, "/vol/file", "by root of the pod").await?;
     pods::check_text(env, OWN, "/vol/file", "by root of the pod").await
 }
