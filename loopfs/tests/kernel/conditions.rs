@@ -5,24 +5,9 @@ use std::fs::File;
 use loopfs::project_quota::{ProjectId, assign_project, project_of};
 use loopfs::volume_store::{AbnormalReason, Condition, VolumeKind, VolumeSpec};
 use loopfs::{Bytes, ErrorKind};
-use rustix::fs::{IFlags, ioctl_getflags, ioctl_setflags};
 
 use crate::environment::{MIB, clone_image, id};
 use crate::fixtures::{TestStore, entry};
-
-#[test]
-fn missing_project_inheritance_is_reported() {
-    let (store, id) = (TestStore::open(), id("tenant"));
-    store.create(&id, &VolumeSpec::new(VolumeKind::Filesystem, Bytes(MIB))).unwrap();
-    let directory = File::open(entry(&id)).unwrap();
-    let flags = ioctl_getflags(&directory).unwrap();
-    assert!(flags.contains(IFlags::PROJECT_INHERIT));
-    ioctl_setflags(&directory, flags - IFlags::PROJECT_INHERIT).unwrap();
-    let condition = store.stats(&id).unwrap().condition;
-    assert!(matches!(condition, Condition::Abnormal { reason: AbnormalReason::ProjectNotInherited, .. }));
-    ioctl_setflags(&directory, flags).unwrap();
-    assert_eq!(store.stats(&id).unwrap().condition, Condition::Healthy);
-}
 
 /// The owner of a directory can put it into any project, also into one without free space.
 #[test]

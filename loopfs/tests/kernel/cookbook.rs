@@ -136,7 +136,7 @@ fn devices_reports_attached_and_stray_devices() {
     assert!(stray.contains(&binding), "{stray}");
 }
 
-/// It is killed at twenty moments of its run, and then builds all partitions.
+/// It is killed at eight moments of its run, and then builds all partitions.
 #[test]
 fn disk_image_is_complete_after_kills() {
     let _leaks = Leaks::watch();
@@ -151,8 +151,8 @@ fn disk_image_is_complete_after_kills() {
     run("disk_image", &args);
     let whole = start.elapsed();
     fs::remove_file(&output).unwrap();
-    for round in 0..20 {
-        kill_after(program("disk_image").args(args), whole * round / 20);
+    for round in 0..8 {
+        kill_after(program("disk_image").args(args), whole * round / 8);
     }
     let printed = run("disk_image", &args);
     assert!(printed.contains("p1: ") && printed.contains("p2: "), "{printed}");
@@ -190,7 +190,7 @@ fn quota_sets_raises_and_removes_limits() {
     assert_eq!(project(limited), None);
 }
 
-/// It is killed at ten moments of each command, and called again.
+/// It is killed at five moments of each command, and called again.
 #[test]
 fn quota_limits_and_frees_after_kills() {
     let _leaks = Leaks::watch();
@@ -201,9 +201,9 @@ fn quota_limits_and_frees_after_kills() {
     let start = Instant::now();
     run("quota", commands[0]);
     let whole = start.elapsed();
-    for round in 0..10 {
+    for round in 0..5 {
         for command in commands.iter().rev() {
-            kill_after(program("quota").args(*command), whole * round / 10);
+            kill_after(program("quota").args(*command), whole * round / 5);
             run("quota", command);
             assert_eq!(project(limited).is_some(), command[0] == "limit", "{command:?} in round {round}");
         }
@@ -276,7 +276,7 @@ fn store_manages_a_volume() {
     assert!(store.list().unwrap().is_empty() && store.snapshots().unwrap().is_empty());
 }
 
-/// The processes that publish and unpublish are killed at ten moments each.
+/// The processes that publish and unpublish are killed at four moments each.
 #[test]
 fn store_publishes_after_kills() {
     let (_store, targets, data) = (TestStore::open(), scratch(), xfs());
@@ -286,9 +286,9 @@ fn store_publishes_after_kills() {
     let start = Instant::now();
     run("store", &args("publish"));
     let whole = start.elapsed();
-    for round in 0..10 {
+    for round in 0..4 {
         for command in ["unpublish", "publish"] {
-            kill_after(program("store").args(args(command)), whole * round / 10);
+            kill_after(program("store").args(args(command)), whole * round / 4);
             run("store", &args(command));
         }
     }
@@ -309,16 +309,9 @@ fn recover_removes_only_leftovers() {
     // What a process leaves that is killed while it creates a volume.
     fs::create_dir(xfs().join("staging/untagged.0")).unwrap();
 
-    let start = Instant::now();
     let printed = run("recover", &[text(&xfs())]);
     assert!(printed.starts_with("incomplete volumes removed: 1\n"), "{printed}");
-    let whole = start.elapsed();
-    for round in 0..10 {
-        fs::create_dir(xfs().join("staging/untagged.0")).unwrap();
-        kill_after(program("recover").arg(xfs()), whole * round / 10);
-        run("recover", &[text(&xfs())]);
-        assert_eq!(entry_count("staging"), 0, "in round {round}");
-    }
+    assert_eq!(entry_count("staging"), 0);
     assert_eq!(store.list().unwrap(), std::slice::from_ref(&id));
     let printed = run("recover", &[text(&xfs())]);
     assert!(printed.starts_with("incomplete volumes removed: 0\n"), "{printed}");

@@ -27,7 +27,7 @@ const TIMEOUT: Duration = Duration::from_secs(120);
 
 /// Returns the number of rounds, in each of which the moments of the calls differ.
 fn rounds() -> u32 {
-    number_from("LOOPFS_TEST_STEPS").map_or(20, |steps| steps as u32)
+    number_from("LOOPFS_TEST_STEPS").map_or(10, |steps| steps as u32)
 }
 
 /// A call that detaches the device of an image.
@@ -126,7 +126,7 @@ fn unsynced_writes_survive_a_detach(
 ) {
     let TestImage { control, image, .. } = &TestImage::new(MIB);
     let options = AttachOptions::new(Access::ReadWrite).direct_io(direct_io);
-    for round in 0..10 {
+    for round in 0..2 {
         let device = control.ensure_attached(image, &options).unwrap();
         write_blocks(&open_to_write(&device.path()).unwrap(), round, 0..256).unwrap();
         call(control, image, device);
@@ -260,7 +260,7 @@ fn a_lazily_unmounted_ext4_is_complete() {
     let TestImage { control, directory, image, .. } = &TestImage::new(32 * MIB);
     let mut mkfs = Command::new(path_from("LOOPFS_TEST_MKFS_EXT4"));
     assert!(mkfs.args(["-q", "-t", "ext4"]).arg(directory.path().join("image")).status().unwrap().success());
-    for round in 0..(rounds() / 4).max(1) {
+    for round in 0..(rounds() / 5).max(1) {
         let device = control.ensure_attached(image, &AttachOptions::new(Access::ReadWrite)).unwrap();
         let mounted = Mounted::new(&device.path(), "ext4");
         let file = File::create(mounted.0.path().join("file")).unwrap();
@@ -398,7 +398,7 @@ fn fill(file: &File) {
 
 #[test]
 fn a_refreshed_capacity_keeps_unsynced_writes() {
-    const REFRESHES: u32 = 100;
+    const REFRESHES: u32 = 30;
     let TestImage { control, image, .. } = &TestImage::new(MIB);
     let device = control.ensure_attached(image, &AttachOptions::new(Access::ReadWrite)).unwrap();
     let writer = open_to_write(&device.path()).unwrap();

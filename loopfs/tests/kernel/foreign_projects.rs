@@ -216,7 +216,7 @@ fn foreign_ids_are_never_allocated() {
 /// The owner of a file can give it any project id. Such an id has no limits, so the store has never reserved it.
 #[test]
 fn ids_without_limits_are_no_orphans() {
-    const COUNT: u32 = 300;
+    const COUNT: u32 = 50;
     let store = TestStore::open();
     let (directory, first) = (directory(), StoreOptions::default().project_ids.start().get());
     for n in 0..COUNT {
@@ -236,7 +236,7 @@ fn next_of_kubelet() -> u32 {
 
 #[test]
 fn store_and_kubelet_share_no_id() {
-    const EACH: usize = 100;
+    const EACH: usize = 30;
     let store = TestStore::open();
     let range = StoreOptions::default().project_ids;
     let spec = VolumeSpec::new(VolumeKind::Filesystem, Bytes(MIB));
@@ -255,7 +255,7 @@ fn store_and_kubelet_share_no_id() {
                 assert!(store.delete(&id(&format!("v-{n}"))).unwrap());
                 store.empty_trash().unwrap();
             }
-            if n % 20 == 19 {
+            if n % 10 == 9 {
                 assert_eq!(store.recover().unwrap(), Recovered::default());
             }
         }

@@ -2,17 +2,13 @@ use std::collections::BTreeSet;
 use std::fs::{self, File};
 use std::path::PathBuf;
 
-use loopfs::ErrorKind;
 use loopfs::mount::{
     AccessTime, KnownMount, MountCache, MountFlags, bind_mount, is_mount_point, table as mountinfo, unmount,
 };
-use loopfs::volume_store::{StoreOptions, VolumeStore};
-use nix::mount::{MntFlags, umount2};
 use rustix::fs::CWD;
 use rustix::mount::{MoveMountFlags, OpenTreeFlags, move_mount, open_tree};
 
-use crate::environment::{Leaks, directory, scratch, xfs};
-use crate::fixtures::assert_fails;
+use crate::environment::{Leaks, directory, scratch};
 
 #[test]
 fn a_bind_mount_has_own_flags() {
@@ -69,31 +65,6 @@ fn unmounting_a_busy_mount_fails() {
     assert_eq!(unmount(target.path()).unwrap_err().kind(), loopfs::ErrorKind::Busy);
     drop(user);
     assert!(unmount(target.path()).unwrap());
-}
-
-/// The store must be opened again after its file system was mounted again.
-#[test]
-fn a_remounted_store_fails_verification() {
-    let _leaks = Leaks::watch();
-    let scratch = scratch();
-    let data = scratch.path().join("data");
-    fs::create_dir(&data).unwrap();
-    let mount = || {
-        let root = File::open(xfs()).unwrap();
-        bind_mount(&root, &data, MountFlags::default()).unwrap();
-    };
-    mount();
-    let open = || VolumeStore::open(&data, StoreOptions::default()).unwrap();
-    let store = open();
-    store.verify().unwrap();
-    store.prove_writable().unwrap();
-    umount2(&data, MntFlags::MNT_DETACH).unwrap();
-    mount();
-    let error = assert_fails(store.verify(), ErrorKind::NotMounted);
-    assert!(error.to_string().contains("mounted again"), "{error}");
-    drop(store);
-    open().verify().unwrap();
-    assert!(unmount(&data).unwrap());
 }
 
 /// The mount points below the directory of a cache.

@@ -2,10 +2,9 @@
 
 use std::collections::HashSet;
 use std::fs::File;
-use std::io::{BufRead, BufReader, Read};
+use std::io::Read;
 use std::ops::RangeInclusive;
-use std::os::unix::process::ExitStatusExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Stdio;
 
 use loopfs::project_quota::{
@@ -98,47 +97,6 @@ fn processes_and_threads_share_no_id() {
     assert_eq!(taken.iter().copied().collect::<HashSet<_>>(), all(&range));
     assert_eq!(ids.reserve(SOME).unwrap_err().kind(), ErrorKind::NoSpace);
     assert_eq!(ids.recover(&HashSet::new()).unwrap().freed.len(), taken.len());
-}
-
-#[test]
-fn recovery_cleans_up_after_kills() {
-    let range = range(6_700_001, 64);
-    if let Some(lock) = std::env::var_os(CHILD) {
-        let ids = open(lock.as_ref(), range);
-        let directory = PathBuf::from(lock).with_file_name("project");
-        loop {
-            std::fs::create_dir(&directory).unwrap();
-            let id = ids.create(File::open(&directory).unwrap(), SOME).unwrap();
-            println!("once more");
-            std::fs::remove_dir(&directory).unwrap();
-            assert_eq!(ids.release(id).unwrap(), Release::Freed);
-        }
-    }
-    let _leaks = Leaks::watch();
-    let place = directory();
-    let (lock, left) = (place.path().join("lock"), place.path().join("project"));
-    File::create(&lock).unwrap();
-    for rounds in 1..=8 {
-        let mut child = this_test_again(CHILD, &lock).spawn().unwrap();
-        let mut lines = BufReader::new(child.stdout.take().unwrap()).lines().map(Result::unwrap);
-        let seen = lines.by_ref().filter(|line| line.contains("once more")).take(rounds).count();
-        // The kill can hit any step, because the child performs all steps between this line and the next.
-        child.kill().unwrap();
-        assert_eq!(
-            (seen, child.wait().unwrap().signal()),
-            (rounds, Some(9)),
-            "the child exited before the kill"
-        );
-        match std::fs::remove_dir(&left) {
-            Ok(()) => {}
-            Err(error) => assert_eq!(error.kind(), std::io::ErrorKind::NotFound),
-        }
-        let reclaimed = open(&lock, range.clone()).recover(&HashSet::new()).unwrap();
-        assert_eq!(reclaimed.draining, []);
-        assert!(reclaimed.freed.len() <= 1, "the child allocates one id at a time: {reclaimed:?}");
-        assert_eq!(used(range.clone()), HashSet::new());
-    }
-    place.close().unwrap();
 }
 
 /// Crashes have left ids at each step of an allocation, and ids outside of the range stay as well.

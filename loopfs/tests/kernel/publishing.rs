@@ -130,7 +130,9 @@ fn other_uses_are_refused_and_named() {
         create(&publisher, "directory", VolumeKind::Filesystem),
         create(&publisher, "block", VolumeKind::Block),
     );
-    let (a, b) = (Path::new("a"), Path::new("b"));
+    let (a, b, r) = (Path::new("a"), Path::new("b"), Path::new("r"));
+    let read = create(&publisher, "read", VolumeKind::Block);
+    publisher.publish(&read, r, PublishMode::Device(Access::ReadOnly)).unwrap();
     let plain = mode(VolumeKind::Filesystem);
     let read_only = PublishMode::Directory(MountFlags { read_only: true, ..MountFlags::default() });
     publisher.publish(&directory, a, plain).unwrap();
@@ -154,6 +156,7 @@ fn other_uses_are_refused_and_named() {
             "unpublish it there first",
         ),
         (&block, Path::new("c"), PublishMode::Device(Access::ReadOnly), ErrorKind::Conflict, "old data"),
+        (&read, Path::new("c"), WRITABLE, ErrorKind::Conflict, "old data"),
         (&block, a, WRITABLE, ErrorKind::Conflict, "something else"),
         (&directory, Path::new("file"), plain, ErrorKind::Conflict, "remove it"),
         (&block, Path::new("file"), WRITABLE, ErrorKind::Conflict, "move that away"),
@@ -171,7 +174,7 @@ fn other_uses_are_refused_and_named() {
     assert_fails(publisher.unpublish(&directory, Path::new("file")), ErrorKind::Conflict);
     assert_eq!(fs::read_to_string(root.path().join("file")).unwrap(), "precious");
 
-    for (volume, target) in [(&directory, a), (&block, b)] {
+    for (volume, target) in [(&directory, a), (&block, b), (&read, r)] {
         unpublish_and_delete(&publisher, volume, target);
     }
 }
@@ -380,7 +383,7 @@ fn concurrent_calls_leave_nothing_behind() {
             let (publisher, volumes, at_shared, root) = (&publisher, &volumes, &at_shared, &root);
             scope.spawn(move || {
                 let volume = &volumes[thread % volumes.len()];
-                for _ in 0..20 {
+                for _ in 0..6 {
                     match publisher.publish(volume, shared, WRITABLE) {
                         Ok(()) => drop(at_shared.fetch_add(1, Ordering::Relaxed)),
                         Err(error) => {

@@ -83,8 +83,8 @@ fn the_byte_limit_is_exact() {
     let filled = fill(&limited.path("file"));
     assert_eq!(filled, (MIB, Errno::ENOSPC), "XFS refuses a project with ENOSPC, not EDQUOT");
 
-    quota.set_limits(id, limits(4 * MIB, 2048)).unwrap();
-    assert_eq!(fill(&limited.path("file")), (4 * MIB, Errno::ENOSPC));
+    quota.set_limits(id, limits(2 * MIB, 1024)).unwrap();
+    assert_eq!(fill(&limited.path("file")), (2 * MIB, Errno::ENOSPC));
 }
 
 #[test]

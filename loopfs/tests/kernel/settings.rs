@@ -4,19 +4,14 @@ use std::fs::File;
 use std::os::fd::AsFd;
 use std::os::unix::fs::FileExt;
 
-use loopfs::loop_device::{
-    Access, AttachOptions, Detach, DirectIo, Discard, IndexPolicy, LoopControl, LoopDevice,
-};
-use loopfs::volume_store::{
-    ContentSource, ImageSpec, LogicalBlockSize, Provisioning, Volume, VolumeId, VolumeKind, VolumeSpec,
-    VolumeStore,
-};
+use loopfs::loop_device::{Access, AttachOptions, Detach, Discard, IndexPolicy, LoopControl, LoopDevice};
+use loopfs::volume_store::{ContentSource, Volume, VolumeId, VolumeKind, VolumeSpec, VolumeStore};
 use loopfs::{Bytes, ErrorKind, test_support};
 use rstest::rstest;
 
 use crate::environment::{
     Leaks, MIB, assert_close, available_after_recount, directory, id, image, linux_at_least, snapshot_id,
-    store, wait_for_deferred_frees,
+    wait_for_deferred_frees,
 };
 use crate::fixtures::{
     TestStore, allocated, assert_fails, open_image, remove, reserve_rest, write_scattered,
@@ -132,7 +127,7 @@ fn discards_free_a_thin_images_blocks() {
 /// Another volume has reserved all other space.
 #[test]
 fn a_thin_image_can_be_filled() {
-    const SIZE: u64 = 24 * MIB;
+    const SIZE: u64 = 8 * MIB;
     let store = TestStore::open();
     let mut spec = VolumeSpec::new(VolumeKind::Block, Bytes(SIZE));
     spec.set("provisioning", "thin").unwrap();
@@ -163,51 +158,6 @@ fn discards_are_enabled_after_thick_volumes() {
     assert_eq!(allocated(&file), 0);
     drop(device);
     assert_eq!(control.detach_all(&file).unwrap(), Detach::Detached);
-}
-
-#[rstest]
-#[case::least(&[], LogicalBlockSize::B512, DirectIo::Preferred)]
-#[case::small(&[("logicalBlockSize", "512")], LogicalBlockSize::B512, DirectIo::Preferred)]
-#[case::large(&[("logicalBlockSize", "4096")], LogicalBlockSize::B4096, DirectIo::Preferred)]
-#[case::small_and_direct(&[("directIO", "required"), ("logicalBlockSize", "512")], LogicalBlockSize::B512, DirectIo::Required)]
-#[case::large_and_direct(&[("directIO", "required"), ("logicalBlockSize", "4096")], LogicalBlockSize::B4096, DirectIo::Required)]
-fn a_device_has_its_volumes_settings(
-    #[case] settings: &[(&str, &str)],
-    #[case] logical_block_size: LogicalBlockSize,
-    #[case] direct_io: DirectIo,
-    #[values("thick", "thin")] provisioning: &str,
-) {
-    let (created, control) = (TestStore::open(), LoopControl::open().unwrap());
-    let settings = [settings, &[("provisioning", provisioning)]].concat();
-    let (id, _) = block(&created, "v", &settings);
-    // The settings are recorded, so another process finds the same.
-    let volume = store().volume(&id).unwrap();
-    let image = volume.image().unwrap().unwrap();
-    assert_eq!((image.logical_block_size, image.direct_io), (logical_block_size, direct_io));
-    assert_eq!(image.provisioning == Provisioning::Thin, provisioning == "thin");
-    let spec = |image| VolumeSpec { image, ..VolumeSpec::new(VolumeKind::Block, Bytes(MIB)) };
-    let same = ImageSpec {
-        direct_io,
-        logical_block_size: Some(logical_block_size),
-        provisioning: image.provisioning,
-    };
-    assert_eq!(volume.settings_differ(&spec(same)).unwrap(), None);
-    let size = if logical_block_size == LogicalBlockSize::B512 {
-        LogicalBlockSize::B4096
-    } else {
-        LogicalBlockSize::B512
-    };
-    let other = ImageSpec { logical_block_size: Some(size), ..same };
-    assert!(volume.settings_differ(&spec(other)).unwrap().unwrap().contains("logicalBlockSize"));
-
-    let device = attach(&control, &volume).unwrap();
-    let status = device.status().unwrap();
-    assert_eq!((status.block_size, status.direct_io), (logical_block_size.bytes(), true));
-    let through = writable(&device);
-    through.write_all_at(&vec![3; logical_block_size.bytes() as usize], 4096).unwrap();
-    through.sync_all().unwrap();
-    drop((through, device));
-    assert_eq!(control.detach_all(open_image(&volume).as_fd()).unwrap(), Detach::Detached);
 }
 
 /// From Linux 6.15 on a file with shared blocks accepts direct I/O only in whole blocks of the file system.

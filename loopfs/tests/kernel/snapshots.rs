@@ -13,8 +13,8 @@ use crate::environment::{
     xfs,
 };
 use crate::fixtures::{
-    TestStore, assert_available, assert_fails, concurrently, create_image, delete, delete_all, margin,
-    open_image, remove, reserve_rest, write_scattered,
+    TestStore, assert_available, assert_fails, create_image, delete, delete_all, margin, open_image, remove,
+    reserve_rest, write_scattered,
 };
 
 fn restore(store: &VolumeStore, snapshot: &SnapshotId, name: &str, size: u64) -> loopfs::Result<Volume> {
@@ -127,25 +127,12 @@ fn repeating_a_snapshot_returns_it() {
     assert_eq!(store.snapshots().unwrap(), []);
 }
 
-#[test]
-fn concurrent_calls_create_one_snapshot() {
-    let store = TestStore::open();
-    let (source, image) = create_image(&store, "source", MIB);
-    fill(&image, MIB, 5);
-    let before = store.space().unwrap().available.0;
-    let one = snapshot_id("one");
-    let inodes = concurrently(8, || inode(&store.create_snapshot(&source, &one).unwrap()));
-    assert!(inodes.iter().all(|inode| *inode == inodes[0]), "{inodes:?}");
-    // Reserved once.
-    assert_close(store.space().unwrap().available.0, before - MIB - margin(MIB));
-}
-
 /// The volume has stopped sharing blocks in the meantime.
 #[rstest]
 #[case::whose_only_snapshot_was_deleted(true)]
 #[case::that_was_overwritten(false)]
 fn sharing_again_reserves_a_margin(#[case] deleted: bool) {
-    const SIZE: u64 = 32 * MIB;
+    const SIZE: u64 = 8 * MIB;
     let store = TestStore::open();
     let (source, image) = create_image(&store, "source", SIZE);
     fill(&image, SIZE, 1);
@@ -169,7 +156,7 @@ fn sharing_again_reserves_a_margin(#[case] deleted: bool) {
 /// The reservation of the snapshot is the size of the image, and its volume gets the margin.
 #[test]
 fn a_snapshot_reserves_size_and_margin() {
-    const SIZE: u64 = 32 * MIB;
+    const SIZE: u64 = 8 * MIB;
     wait_for_deferred_frees();
     let store = store();
     let available = || store.space().unwrap().available.0;
@@ -204,7 +191,7 @@ fn a_snapshot_reserves_size_and_margin() {
 /// The file system has no unreserved space at that time.
 #[test]
 fn overwriting_the_volume_keeps_the_snapshot() {
-    const SIZE: u64 = 24 * MIB;
+    const SIZE: u64 = 8 * MIB;
     let store = TestStore::open();
     let (source, image) = create_image(&store, "source", SIZE);
     fill(&image, SIZE, 1);

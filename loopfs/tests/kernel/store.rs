@@ -3,7 +3,7 @@ use std::io::Write;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt, symlink};
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use loopfs::loop_device::Access;
@@ -237,27 +237,6 @@ fn other_processes_see_reservations_and_releases() {
     assert!(available(&store).0.abs_diff(before.0) < MIB);
 }
 
-#[test]
-fn concurrent_processes_do_not_overcommit() {
-    const PROCESSES: u64 = 4;
-    let store = TestStore::open();
-    let before = store.space().unwrap().available;
-    let spec = &VolumeSpec::new(VolumeKind::Filesystem, Bytes(before.0 / 6));
-    let made: u64 = std::thread::scope(|scope| {
-        let process = |number: u64| {
-            let store = VolumeStore::open(&xfs(), StoreOptions::default()).unwrap();
-            let create = move |turn| store.create(&id(&format!("v-{number}-{turn}")), spec);
-            (0..6).map(create).filter(|made| made.is_ok()).count() as u64
-        };
-        let running: Vec<_> = (0..PROCESSES).map(|number| scope.spawn(move || process(number))).collect();
-        running.into_iter().map(|process| process.join().unwrap()).sum()
-    });
-    assert_eq!(store.list().unwrap().len() as u64, made);
-    assert!((1..=6).contains(&made), "{made} volumes of a sixth each");
-    // What refused processes may have left.
-    store.empty_trash().unwrap();
-}
-
 #[rstest]
 #[case::zero(Bytes(0))]
 #[case::beyond_any_file(Bytes(u64::MAX))]
@@ -378,7 +357,7 @@ fn removal_stays_inside_malicious_trees() {
     // The tree is too deep for a walk by path or with one descriptor for each level (PATH_MAX).
     let mut deep = entry(&id);
     std::env::set_current_dir(&deep).unwrap();
-    for _ in 0..1500 {
+    for _ in 0..1100 {
         std::fs::create_dir("nested").unwrap();
         std::env::set_current_dir("nested").unwrap();
     }
@@ -459,27 +438,6 @@ fn deleted_volumes_in_use_keep_projects() {
     assert_eq!(entry_count("trash"), 0);
 }
 
-/// Each caller has its own store. They share only the file system.
-#[rstest]
-fn concurrent_expansions_reach_the_largest_size(
-    #[values(VolumeKind::Filesystem, VolumeKind::Block)] kind: VolumeKind,
-) {
-    const STEP: u64 = 64 << 10;
-    let (store, id) = (TestStore::open(), id("expanded"));
-    store.create(&id, &VolumeSpec::new(kind, Bytes(STEP))).unwrap();
-    let steps = AtomicU64::new(1);
-    for round in 1..=40 {
-        concurrently(4, || {
-            let store = VolumeStore::open(&xfs(), StoreOptions::default()).unwrap();
-            let capacity = Bytes((1 + steps.fetch_add(1, Ordering::Relaxed)) * STEP);
-            assert!(store.expand(&id, capacity).unwrap().capacity() >= capacity);
-        });
-        let largest = Bytes((1 + 4 * round) * STEP);
-        assert_eq!(store.volume(&id).unwrap().capacity(), largest, "round {round}");
-        assert_eq!(store.space().unwrap().reserved, largest, "round {round}");
-    }
-}
-
 #[test]
 fn opening_anything_but_a_volume_fails() {
     let store = store();
@@ -489,30 +447,6 @@ fn opening_anything_but_a_volume_fails() {
     std::fs::create_dir(entry(&id("foreign"))).unwrap();
     assert_eq!(store.volume(&id("foreign")).unwrap_err().kind(), ErrorKind::InvalidInput);
     std::fs::remove_dir(entry(&id("foreign"))).unwrap();
-}
-
-#[test]
-fn concurrent_creations_share_no_project() {
-    let store = TestStore::open();
-    let spec = VolumeSpec::new(VolumeKind::Filesystem, Bytes(MIB));
-    std::thread::scope(|scope| {
-        for thread in 0..4 {
-            let (store, spec) = (&store, &spec);
-            scope.spawn(move || {
-                for n in 0..10 {
-                    store.create(&id(&format!("many-{thread}-{n}")), spec).unwrap();
-                    store.create(&id(&format!("same-{n}")), spec).unwrap();
-                }
-            });
-        }
-    });
-    let volumes = store.list().unwrap();
-    assert_eq!(volumes.len(), 50);
-    let mut projects: Vec<u32> =
-        volumes.iter().map(|id| project_of(File::open(entry(id)).unwrap()).unwrap()).collect();
-    projects.sort_unstable();
-    projects.dedup();
-    assert_eq!(projects.len(), 50, "two volumes share a project id");
 }
 
 #[rstest]

@@ -93,8 +93,8 @@ fn populate(tree: &Path) {
     fs::write(at("text"), "some text").unwrap();
     fs::write(at("large"), vec![7; 3_000_001]).unwrap();
     let sparse = File::create(at("sparse")).unwrap();
-    sparse.write_all_at(b"in the midst", 50 << 20).unwrap();
-    sparse.set_len(100 << 20).unwrap();
+    sparse.write_all_at(b"in the midst", 4 << 20).unwrap();
+    sparse.set_len(8 << 20).unwrap();
     let beyond = File::create(at("allocated past its end")).unwrap();
     beyond.write_all_at(b"data", 0).unwrap();
     fallocate(&beyond, FallocateFlags::FALLOC_FL_KEEP_SIZE, 0, 1 << 20).unwrap();

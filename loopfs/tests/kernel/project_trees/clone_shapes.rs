@@ -17,7 +17,7 @@ use crate::environment::default_with;
 
 #[test]
 fn deep_clones_need_few_descriptors() {
-    const LEVELS: u64 = 5000;
+    const LEVELS: u64 = 2100;
     let fixture = Fixture::new(5411);
     let copy = fixture.empty_copy();
     let (root, target) = (File::open(fixture.tree()).unwrap(), File::open(&copy).unwrap());

@@ -15,7 +15,7 @@ use crate::environment::{project, quota, xfs};
 
 /// The number of files in a directory. It is large enough that the walk reports progress while it is among
 /// them.
-pub(super) const FILES: u64 = 1500;
+pub(super) const FILES: u64 = 1100;
 
 /// Names that sort after `b` in a directory of the tree. A directory outside has them as well, and a walk
 /// that goes up into the wrong directory finds them there.
