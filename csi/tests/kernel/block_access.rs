@@ -10,44 +10,6 @@ use crate::fixture::{Fixture, repeated, write_to};
 use crate::support::*;
 
 #[test]
-fn writable_and_read_only_publications_conflict() {
-    let fixture = Fixture::with_volume(VolumeKind::Block);
-    let [writer, reader, second] = ["writer", "reader", "second"].map(|name| fixture.target(name));
-    let read_only = |target| publish_read_only("v", target, block());
-
-    fixture.node().node_publish_volume(read_only(&reader)).unwrap();
-    let refused = fixture.node().node_publish_volume(publish("v", &writer, block()));
-    assert_refused(
-        refused,
-        Code::FailedPrecondition,
-        &["read-only at", reader.to_str().unwrap(), "old data"],
-    );
-    assert!(!writer.exists());
-    fixture.node().node_publish_volume(read_only(&second)).unwrap();
-    assert_eq!(fixture.devices("v").len(), 1);
-    for target in [&reader, &second] {
-        fixture.node().node_unpublish_volume(unpublish("v", target)).unwrap();
-    }
-
-    fixture.node().node_publish_volume(publish("v", &writer, block())).unwrap();
-    let refused = fixture.node().node_publish_volume(read_only(&reader));
-    assert_refused(
-        refused,
-        Code::FailedPrecondition,
-        &["for writing at", writer.to_str().unwrap(), "old data"],
-    );
-    assert!(!reader.exists());
-    // A program that reads while the writer has data that is not on the disk yet uses the writer's device.
-    fixture.node().node_publish_volume(publish("v", &second, block())).unwrap();
-    assert_eq!(fixture.devices("v").len(), 1);
-    for target in [&writer, &second] {
-        fixture.node().node_unpublish_volume(unpublish("v", target)).unwrap();
-    }
-    assert_eq!(fixture.devices("v"), []);
-    fixture.finish();
-}
-
-#[test]
 fn writable_staging_allows_read_only_publication() {
     let fixture = Fixture::with_volume(VolumeKind::Block);
     let (staging, reader) = (fixture.target("staging"), fixture.target("reader"));

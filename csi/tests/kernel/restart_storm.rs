@@ -22,7 +22,7 @@ use crate::driver_process::Process;
 use crate::fixture::{Fixture, MIB, id, read_from, write_log, write_to};
 use crate::support::*;
 
-const VOLUMES: usize = 200;
+const VOLUMES: usize = 60;
 const KILLS: usize = 50;
 /// The number of clients. Each volume belongs to one of them, so the client knows in which state the volume must be.
 const CLIENTS: usize = 4;
@@ -36,7 +36,7 @@ const EXPANSION: u64 = 4096;
 const MAX_CAPACITY: u64 = 2 * MIB;
 
 #[test]
-fn volumes_survive_fifty_killed_drivers() {
+fn volumes_survive_killed_drivers() {
     let seed = seed();
     write_log(&format!("LOOPFS_TEST_SEED={seed}"));
     let mut rng = Rng(seed);

@@ -1,5 +1,5 @@
-//! Test of every RPC in five situations: called once, repeated, called concurrently, called with malformed names and
-//! paths, and called while the driver is killed.
+//! Test of every RPC in four situations: called once, repeated, called concurrently, and called while the driver is killed. The unit
+//! tests of requests have malformed names and paths.
 
 use std::path::PathBuf;
 
@@ -10,11 +10,9 @@ use crate::fixture::Fixture;
 use crate::support::*;
 
 mod killed_driver;
-mod malformed_names;
 mod rpcs;
 
 use killed_driver::kill_during_calls;
-use malformed_names::{Outside, call_with_malformed_names};
 use rpcs::rpcs;
 
 /// The volume, snapshot and paths of one call.
@@ -47,20 +45,7 @@ struct Rpc {
     prepare: fn(&Fixture, &Client, &Subject),
     /// Returns `true` if the node is in the state that the call establishes.
     is_done: fn(&Fixture, &Subject) -> bool,
-    malformed_name: MalformedName,
     call: Box<Call>,
-}
-
-/// The expected result of a call with a malformed name.
-#[derive(Clone, Copy, Eq, PartialEq)]
-enum MalformedName {
-    /// The request contains no name.
-    TakesNoName,
-    Refused,
-    /// No object can have this name, so deleting it succeeds and lists are empty.
-    CountsAsDeleted,
-    /// The name of a new object may be any text.
-    Accepted,
 }
 
 /// Unpublishes and unstages the volume.
@@ -101,12 +86,10 @@ fn call_concurrently(fixture: &Fixture, node: &Client, number: usize, rpc: &Rpc)
 fn every_rpc_can_be_repeated_safely() {
     let fixture = Fixture::without_driver();
     let (driver, node) = Process::start_ready(&fixture.directories);
-    let outside = Outside::create(&fixture);
     let rpcs = rpcs();
     for (number, rpc) in rpcs.iter().enumerate() {
         call_repeatedly(&fixture, &node, number, rpc);
         call_concurrently(&fixture, &node, number, rpc);
-        call_with_malformed_names(&fixture, &node, &outside, number, rpc);
     }
 
     let subjects: Vec<Subject> =
@@ -135,6 +118,5 @@ fn every_rpc_can_be_repeated_safely() {
         clean_up(&node, subject);
     }
     driver.stop(node);
-    outside.remove();
     fixture.finish();
 }

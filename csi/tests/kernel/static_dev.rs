@@ -9,7 +9,7 @@ use nix::mount::{MntFlags, MsFlags, mount as mount_filesystem, umount2};
 use nix::sys::stat::{Mode, SFlag, makedev, mknod};
 use tonic::Code;
 
-use crate::fixture::{Fixture, device_number, id, is_block_device, read_from, write_to};
+use crate::fixture::{Fixture, id};
 use crate::support::*;
 
 /// A tmpfs that covers `/dev` and has no node of a loop device. Dropping it uncovers `/dev`.
@@ -32,36 +32,6 @@ impl Drop for StaticDev {
     fn drop(&mut self) {
         umount2("/dev", MntFlags::MNT_DETACH).unwrap();
     }
-}
-
-#[test]
-fn block_volume_works_with_static_dev() {
-    let dev = StaticDev::cover();
-    let fixture = Fixture::with_volume(VolumeKind::Block);
-    fixture.node().wait_until_ready();
-    let (staging, target, other) =
-        (fixture.target("staging"), fixture.target("target"), fixture.target("other"));
-    for _ in 0..2 {
-        fixture.node().node_stage_volume(stage("v", &staging, block())).unwrap();
-        fixture.node().node_publish_volume(publish("v", &target, block())).unwrap();
-        assert_eq!((fixture.mounts_at(&target), fixture.devices("v").len()), (1, 1));
-    }
-    assert!(is_block_device(&target));
-    let node = format!("/dev/loop{}", fixture.devices("v")[0].binding.index);
-    assert_eq!(device_number(&target), device_number(Path::new(&node)));
-    write_to(&target, b"kept").unwrap();
-    // The driver recognises the published device, although its node is not in devtmpfs.
-    let read_only = fixture.node().node_publish_volume(publish_read_only("v", &other, block()));
-    assert_refused(read_only, Code::FailedPrecondition, &["published for writing", "target"]);
-    fixture.node().node_unpublish_volume(unpublish("v", &target)).unwrap();
-    assert_eq!(fixture.mounts_at(&target), 0);
-    fixture.node().node_publish_volume(publish("v", &target, block())).unwrap();
-    assert_eq!(read_from(&target, 4), b"kept");
-    fixture.node().node_unpublish_volume(unpublish("v", &target)).unwrap();
-    fixture.node().node_unstage_volume(unstage("v", &staging)).unwrap();
-    assert_eq!(fixture.devices("v"), []);
-    fixture.finish();
-    drop(dev);
 }
 
 /// The node of the device is in the `/dev` of an earlier container.

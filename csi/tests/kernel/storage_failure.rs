@@ -59,13 +59,11 @@ impl Drop for Failure<'_> {
     }
 }
 
-/// Publishes two Filesystem volumes. Also publishes a Block volume unless the file system is to be shut down: a loop
-/// device would keep the shut-down file system in use. Returns their names.
+/// Publishes a Filesystem volume, and a Block volume. The second one is a Filesystem volume, too, if the file system is to be shut down: a
+/// loop device would keep it in use. Returns their names.
 fn publish_volumes(driver: &Driver, fixture: &Fixture, kind: Kind) -> Vec<&'static str> {
-    let mut volumes = vec![("first", mount(&[])), ("second", mount(&[]))];
-    if !matches!(kind, Kind::ShutDown) {
-        volumes.push(("image", block()));
-    }
+    let other = if matches!(kind, Kind::ShutDown) { ("second", mount(&[])) } else { ("image", block()) };
+    let volumes = [("first", mount(&[])), other];
     for (volume, capability) in &volumes {
         driver.create_volume(create(volume, 1 << 20, capability.clone())).unwrap();
         driver.node_publish_volume(publish(volume, &fixture.target(volume), capability.clone())).unwrap();

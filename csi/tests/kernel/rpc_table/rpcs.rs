@@ -7,7 +7,6 @@ use loopfs::Bytes;
 use loopfs::volume_store::{SnapshotId, VolumeKind};
 use tonic::Status;
 
-use super::MalformedName::{self, Accepted, CountsAsDeleted, Refused, TakesNoName};
 use super::{Rpc, Subject};
 use crate::fixture::{Fixture, MIB, device_size, id};
 use crate::support::*;
@@ -16,12 +15,11 @@ fn rpc<T: std::fmt::Debug>(
     name: &'static str,
     prepare: fn(&Fixture, &Client, &Subject),
     is_done: fn(&Fixture, &Subject) -> bool,
-    malformed_name: MalformedName,
     call: impl Fn(&Client, &Subject) -> Result<T, Status> + Sync + 'static,
 ) -> Rpc {
     let call =
         move |node: &Client, subject: &Subject| call(node, subject).map(|response| format!("{response:?}"));
-    Rpc { name, prepare, is_done, malformed_name, call: Box::new(call) }
+    Rpc { name, prepare, is_done, call: Box::new(call) }
 }
 
 pub(super) fn rpcs() -> Vec<Rpc> {
@@ -30,51 +28,47 @@ pub(super) fn rpcs() -> Vec<Rpc> {
 
 fn identity() -> Vec<Rpc> {
     vec![
-        rpc("GetPluginInfo", nothing, always, TakesNoName, |node, _| {
-            node.get_plugin_info(Default::default())
-        }),
-        rpc("GetPluginCapabilities", nothing, always, TakesNoName, |node, _| {
+        rpc("GetPluginInfo", nothing, always, |node, _| node.get_plugin_info(Default::default())),
+        rpc("GetPluginCapabilities", nothing, always, |node, _| {
             node.get_plugin_capabilities(Default::default())
         }),
-        rpc("Probe", nothing, always, TakesNoName, |node, _| node.probe(Default::default())),
+        rpc("Probe", nothing, always, |node, _| node.probe(Default::default())),
     ]
 }
 
 fn controller() -> Vec<Rpc> {
     vec![
-        rpc("CreateVolume", nothing, is_stored, Accepted, |node, subject| {
+        rpc("CreateVolume", nothing, is_stored, |node, subject| {
             node.create_volume(create(&subject.name, 1 << 20, block()))
         }),
-        rpc("CreateVolume (mount)", nothing, is_stored, Accepted, |node, subject| {
+        rpc("CreateVolume (mount)", nothing, is_stored, |node, subject| {
             node.create_volume(create(&subject.name, 1 << 20, mount(&[])))
         }),
-        rpc("CreateVolume (clone)", clone_source, is_stored, Refused, |node, subject| {
+        rpc("CreateVolume (clone)", clone_source, is_stored, |node, subject| {
             node.create_volume(from_volume(&subject.name, &source(subject), 1 << 20, block()))
         }),
-        rpc("DeleteVolume", device, is_deleted, CountsAsDeleted, |node, subject| {
-            node.delete_volume(delete(&subject.name))
-        }),
-        rpc("ControllerExpandVolume", device, is_expanded, Refused, |node, subject| {
+        rpc("DeleteVolume", device, is_deleted, |node, subject| node.delete_volume(delete(&subject.name))),
+        rpc("ControllerExpandVolume", device, is_expanded, |node, subject| {
             node.controller_expand_volume(controller_expand(&subject.name, 2 << 20, 0))
         }),
-        rpc("ControllerGetVolume", device, is_stored, Refused, |node, subject| {
+        rpc("ControllerGetVolume", device, is_stored, |node, subject| {
             node.controller_get_volume(get(&subject.name))
         }),
-        rpc("ControllerGetVolumeHealth", device, is_stored, Refused, |node, subject| {
+        rpc("ControllerGetVolumeHealth", device, is_stored, |node, subject| {
             node.controller_get_volume_health(health(&subject.name))
         }),
-        rpc("ControllerListVolumeHealth", nothing, always, TakesNoName, |node, _| {
+        rpc("ControllerListVolumeHealth", nothing, always, |node, _| {
             node.controller_list_volume_health(Default::default())
         }),
-        rpc("ValidateVolumeCapabilities", device, is_stored, Refused, |node, subject| {
+        rpc("ValidateVolumeCapabilities", device, is_stored, |node, subject| {
             node.validate_volume_capabilities(validate(&subject.name, block()))
         }),
-        rpc("ListVolumes", device, is_stored, TakesNoName, |node, _| node.list_volumes(list(0, ""))),
+        rpc("ListVolumes", device, is_stored, |node, _| node.list_volumes(list(0, ""))),
         // The exact value changes while space is freed in the background.
-        rpc("GetCapacity", nothing, always, TakesNoName, |node, _| {
+        rpc("GetCapacity", nothing, always, |node, _| {
             node.get_capacity(Default::default()).map(|result| result.available_capacity > 0)
         }),
-        rpc("ControllerGetCapabilities", nothing, always, TakesNoName, |node, _| {
+        rpc("ControllerGetCapabilities", nothing, always, |node, _| {
             node.controller_get_capabilities(Default::default())
         }),
     ]
@@ -82,16 +76,16 @@ fn controller() -> Vec<Rpc> {
 
 fn snapshots() -> Vec<Rpc> {
     vec![
-        rpc("CreateSnapshot", device, has_snapshot, Refused, |node, subject| {
+        rpc("CreateSnapshot", device, has_snapshot, |node, subject| {
             node.create_snapshot(create_snapshot(&subject.name, &subject.name))
         }),
-        rpc("DeleteSnapshot", snapshot, has_no_snapshot, CountsAsDeleted, |node, subject| {
+        rpc("DeleteSnapshot", snapshot, has_no_snapshot, |node, subject| {
             node.delete_snapshot(delete_snapshot(&subject.name))
         }),
-        rpc("GetSnapshot", snapshot, has_snapshot, Refused, |node, subject| {
+        rpc("GetSnapshot", snapshot, has_snapshot, |node, subject| {
             node.get_snapshot(get_snapshot(&subject.name))
         }),
-        rpc("ListSnapshots", snapshot, has_snapshot, CountsAsDeleted, |node, subject| {
+        rpc("ListSnapshots", snapshot, has_snapshot, |node, subject| {
             node.list_snapshots(list_snapshots(0, "", &subject.name, ""))
         }),
     ]
@@ -99,38 +93,36 @@ fn snapshots() -> Vec<Rpc> {
 
 fn node() -> Vec<Rpc> {
     vec![
-        rpc("NodeGetInfo", nothing, always, TakesNoName, |node, _| node.node_get_info(Default::default())),
-        rpc("NodeGetCapabilities", nothing, always, TakesNoName, |node, _| {
-            node.node_get_capabilities(Default::default())
-        }),
-        rpc("NodeStageVolume", device, is_attached, Refused, |node, subject| {
+        rpc("NodeGetInfo", nothing, always, |node, _| node.node_get_info(Default::default())),
+        rpc("NodeGetCapabilities", nothing, always, |node, _| node.node_get_capabilities(Default::default())),
+        rpc("NodeStageVolume", device, is_attached, |node, subject| {
             node.node_stage_volume(stage(&subject.name, &subject.staging, block()))
         }),
-        rpc("NodePublishVolume", device, is_device_published, Refused, |node, subject| {
+        rpc("NodePublishVolume", device, is_device_published, |node, subject| {
             node.node_publish_volume(publish(&subject.name, &subject.target, block()))
         }),
-        rpc("NodePublishVolume (mount)", directory, is_published, Refused, |node, subject| {
+        rpc("NodePublishVolume (mount)", directory, is_published, |node, subject| {
             node.node_publish_volume(publish(&subject.name, &subject.target, mount(&["nodev"])))
         }),
-        rpc("NodeGetVolumeStats", published, is_published, Refused, |node, subject| {
+        rpc("NodeGetVolumeStats", published, is_published, |node, subject| {
             node.node_get_volume_stats(stats(&subject.name, &subject.target))
         }),
-        rpc("NodeGetVolumeHealth", published, is_published, Refused, |node, subject| {
+        rpc("NodeGetVolumeHealth", published, is_published, |node, subject| {
             let volume_publish_path = subject.target.to_str().unwrap_or_default().to_owned();
             let request =
                 wire::NodeGetVolumeHealthRequest { volume_publish_path, ..health_on_node(&subject.name) };
             node.node_get_volume_health(request)
         }),
-        rpc("NodeGetStorageHealth", nothing, always, TakesNoName, |node, _| {
+        rpc("NodeGetStorageHealth", nothing, always, |node, _| {
             node.node_get_storage_health(Default::default())
         }),
-        rpc("NodeExpandVolume", expanded, has_new_size, Refused, |node, subject| {
+        rpc("NodeExpandVolume", expanded, has_new_size, |node, subject| {
             node.node_expand_volume(expand(&subject.name, &subject.target, 2 << 20, 0))
         }),
-        rpc("NodeUnpublishVolume", published, is_unpublished, Refused, |node, subject| {
+        rpc("NodeUnpublishVolume", published, is_unpublished, |node, subject| {
             node.node_unpublish_volume(unpublish(&subject.name, &subject.target))
         }),
-        rpc("NodeUnstageVolume", staged, is_detached, Refused, |node, subject| {
+        rpc("NodeUnstageVolume", staged, is_detached, |node, subject| {
             node.node_unstage_volume(unstage(&subject.name, &subject.staging))
         }),
     ]
