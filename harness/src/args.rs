@@ -102,8 +102,9 @@ async fn run(session: &Session, command: Command) -> anyhow::Result<ExitCode> {
             print!("{}", bench::list(session));
             Ok(ExitCode::SUCCESS)
         }
-        Command::Test(args) => {
+        Command::Test(mut args) => {
             let _lock = session.exclusive("test").await?;
+            args.resolve_failed(&session.workspace.reports("test").join("report.json"))?;
             let files = report_files(session, "test")?;
             conclude(session, &files, lanes::run(session, &args).await?)
         }

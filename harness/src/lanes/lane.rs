@@ -326,4 +326,16 @@ mod tests {
         let all: Vec<&str> = names().into_iter().chain(parts).collect();
         assert_eq!(all.len(), all.iter().collect::<BTreeSet<_>>().len(), "{all:?}");
     }
+
+    /// `cargo harness test` runs the lanes of CI.
+    #[test]
+    fn a_release_runs_all_lanes() {
+        let manual = include_str!("../../../docs/testing.md");
+        for lane in LANES.iter().filter(|lane| !lane.runs_in_ci) {
+            let option = format!("--lane {}", lane.lane);
+            let release =
+                manual.split("To make a release:").nth(1).expect("testing.md has steps of a release");
+            assert!(release.contains(&option), "no step runs {option}");
+        }
+    }
 }

@@ -1,5 +1,6 @@
 //! The test lanes, ordered by cost: the first run on any machine in seconds, the last needs a cluster.
 
+mod again;
 mod apiserver;
 mod chart;
 mod checks;
@@ -41,12 +42,28 @@ use self::passes::{require_pass, with_failure};
 use self::skips::Skips;
 use crate::listing::record_time;
 
-/// Runs the selected lanes, and reports each as cases of suites with its name.
+/// Runs the selected lanes, and reports each as cases of suites with its name. Stops after the first of several runs with a failure.
 ///
 /// # Errors
 /// The options select no lane, or a selected lane does not take them. A lane that cannot run is a failed case, not an error.
 pub async fn run(session: &Session, args: &TestArgs) -> Result<Report> {
-    let skips = &Skips::read(session)?;
+    let skips = Skips::read(session)?;
+    let mut report = Report::new();
+    for round in 1..=args.repeat.get() {
+        let mut of_round = run_once(session, args, &skips).await?;
+        if args.repeat.get() > 1 {
+            session.progress.line(format!("run {round} of {}: {}", args.repeat, of_round.summary()));
+            of_round.cases.iter_mut().for_each(|case| case.suite += &format!(" (run {round})"));
+        }
+        report.append(of_round);
+        if !report.succeeded() {
+            break;
+        }
+    }
+    Ok(report)
+}
+
+async fn run_once(session: &Session, args: &TestArgs, skips: &Skips) -> Result<Report> {
     let (mut of_ci, named): (Vec<&Lane>, Vec<&Lane>) =
         args.selected()?.into_iter().partition(|lane| lane.runs_in_ci);
     // The longest lane compiles first.

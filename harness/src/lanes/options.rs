@@ -1,8 +1,12 @@
 //! The options of `cargo harness test`, and the lanes that they select.
 
+use std::num::NonZero;
+use std::path::Path;
+
 use anyhow::Result;
 use clap::builder::PossibleValuesParser;
 
+use super::again::{self, Failed};
 use super::lane::{self, LANES, Lane, LaneArgs, LaneOption};
 
 /// Runs lanes in the order of their cost, and all of them even if one fails. Without --lane, it runs the lanes that CI
@@ -12,11 +16,35 @@ pub struct TestArgs {
     /// Run only this lane; may be given more than once.
     #[arg(long = "lane", value_name = "LANE", value_parser = PossibleValuesParser::new(lane::names()))]
     lanes: Vec<String>,
+    /// Run again what failed in the last run: its tests, or its lanes if something else than a test failed.
+    #[arg(long, conflicts_with_all = ["lanes", "only", "quick"])]
+    failed: bool,
+    /// Run everything this many times, and stop after the first run with a failure.
+    #[arg(long, value_name = "N", default_value = "1")]
+    pub(super) repeat: NonZero<u32>,
     #[command(flatten)]
     pub(super) of_lanes: LaneArgs,
 }
 
 impl TestArgs {
+    /// Replaces `--failed` by the lanes and tests that failed in the run with this `report.json`.
+    ///
+    /// # Errors
+    /// The report cannot be read, or nothing failed.
+    pub(crate) fn resolve_failed(&mut self, report: &Path) -> Result<()> {
+        if !self.failed {
+            return Ok(());
+        }
+        let Failed { lanes, tests } = again::failed(report)?;
+        let failed: Vec<&Lane> = LANES.iter().filter(|lane| lanes.contains(&lane.title())).collect();
+        anyhow::ensure!(!failed.is_empty(), "{} names no lane of a failure", report.display());
+        let parts = failed.iter().filter_map(|lane| lane.part).map(str::to_owned);
+        let take_names = failed.iter().all(|lane| lane.part.is_none() && lane.takes(LaneOption::Only));
+        self.of_lanes.only = parts.chain(tests.into_iter().filter(|_| take_names)).collect();
+        self.lanes = failed.iter().map(|lane| lane.lane.to_owned()).collect();
+        Ok(())
+    }
+
     /// Returns the lanes and parts to run: those that --lane and --only name, or those of CI that take every given option.
     /// Without --only, the parts of a named lane run that take every given option.
     ///
