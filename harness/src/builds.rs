@@ -73,18 +73,34 @@ pub(crate) async fn guest_programs(session: &Session) -> Result<GuestPrograms> {
 /// # Errors
 /// The driver does not compile.
 pub(crate) async fn driver_programs(session: &Session, profile: ProgramProfile) -> Result<DriverPrograms> {
-    // One build for all, so that what they share is compiled once.
-    let packages =
-        ["--package=csi", "--package=provisioner", "--package=loopfs-tool", "--package=node-debug"];
-    let args = [&["build", profile.argument(), "--bins"], packages.as_slice()].concat();
+    let mut args = vec!["build", profile.argument(), "--bins"];
+    args.extend(["--package=csi", "--package=provisioner", "--package=node-debug"]);
+    if profile == ProgramProfile::Test {
+        // One build for all, so that a machine boots earlier.
+        args.push("--package=loopfs-tool");
+    }
     let built = programs(session, "build the driver", &args).await?;
+    let tool = match profile {
+        ProgramProfile::Test => built.program("loopfs")?,
+        ProgramProfile::Release => released_tool(session).await?,
+    };
     Ok(DriverPrograms {
         csi: built.program("loopfs-csi")?,
         provisioner: built.program("loopfs-provisioner")?,
-        tool: built.program("loopfs")?,
+        tool,
         node_debug: built.program("node-debug")?,
         dbg: built.program("dbg")?,
     })
+}
+
+/// Builds the tool loopfs as a release has it. With the features of dependencies that it enables, the driver would get code that it does
+/// not use.
+///
+/// # Errors
+/// The tool does not compile.
+pub(crate) async fn released_tool(session: &Session) -> Result<PathBuf> {
+    let args = ["build", ProgramProfile::Release.argument(), "--package=loopfs-tool"];
+    programs(session, "build the tool loopfs", &args).await?.program("loopfs")
 }
 
 /// Builds the tests of loopfs, its tool and csi that run in virtual machines, with the tool and the examples of loopfs, which they run.
@@ -117,9 +133,10 @@ pub(crate) async fn guest_tests(session: &Session) -> Result<Built> {
 pub(crate) fn examples(session: &Session) -> Result<Vec<String>> {
     let directory = session.workspace.root().join("loopfs/examples");
     let entries = std::fs::read_dir(&directory).with_context(|| format!("read {}", directory.display()))?;
-    let names = entries.filter_map(|entry| {
-        let name = entry.ok()?.file_name();
-        Some(name.to_str()?.strip_suffix(".rs")?.to_owned())
-    });
-    Ok(names.collect())
+    let mut names = Vec::new();
+    for entry in entries {
+        let name = entry.with_context(|| format!("read {}", directory.display()))?.file_name();
+        names.extend(name.to_str().and_then(|name| name.strip_suffix(".rs")).map(str::to_owned));
+    }
+    Ok(names)
 }

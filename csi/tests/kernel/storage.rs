@@ -56,6 +56,24 @@ fn driver_detects_mount_and_its_loss() {
     fixture.finish();
 }
 
+#[test]
+fn filesystem_with_other_uuid_is_refused() {
+    let mut fixture = Fixture::without_driver();
+    let (here, data) = (path_from("LOOPFS_TEST_XFS"), fixture.scratch().join("data"));
+    fs::create_dir(&data).unwrap();
+    bind_mount_at(&here, &data);
+    let other = "00000000-1111-4222-8333-444444444444";
+    fs::write(fixture.scratch().join("data.filesystem-uuid"), other).unwrap();
+    fixture.directories.data = data.clone();
+    let driver = Driver::start(&fixture.directories);
+    let uuid = fixture.store.filesystem_uuid().to_string();
+    assert_refused(driver.wait_for_probe(), Code::FailedPrecondition, &[other, &uuid]);
+    fixture.directories.wait_for_registration_socket();
+    driver.stop();
+    umount2(&data, MntFlags::empty()).unwrap();
+    fixture.finish();
+}
+
 /// The first mount was detached lazily.
 #[test]
 fn remounted_disk_is_reopened() {

@@ -143,10 +143,15 @@ impl Owner {
     /// # Errors
     /// Its record cannot be read.
     pub fn running(session: &Session) -> Result<Option<Owner>> {
-        if session.try_exclusive(LOCK)?.is_ok() {
+        if let Ok(_lock) = session.try_exclusive(LOCK)? {
+            remove(&path(&session.workspace))?;
             return Ok(None);
         }
-        let path = path(&session.workspace);
+        Owner::read(&session.workspace)
+    }
+
+    fn read(workspace: &Workspace) -> Result<Option<Owner>> {
+        let path = path(workspace);
         match fs::read(&path) {
             Ok(bytes) => {
                 serde_json::from_slice(&bytes).map(Some).with_context(|| format!("parse {}", path.display()))
@@ -172,13 +177,20 @@ impl Owner {
     pub async fn stop(&self, session: &Session) -> Result<()> {
         let asked = Instant::now();
         self.signal(Signal::SIGTERM)?;
-        while session.try_exclusive(LOCK)?.is_err() {
+        let _lock = loop {
+            if let Ok(lock) = session.try_exclusive(LOCK)? {
+                break lock;
+            }
+            // Without a record, or with that of another, the cluster began after the end of this one.
+            if Owner::read(&session.workspace)?.is_none_or(|owner| owner.pid != self.pid) {
+                return Ok(());
+            }
             if asked.elapsed() > STOP_DEADLINE {
                 // The kernel kills the owner's processes with it.
                 self.signal(Signal::SIGKILL)?;
             }
             tokio::time::sleep(EXIT_POLL_INTERVAL).await;
-        }
+        };
         remove(&path(&session.workspace))
     }
 

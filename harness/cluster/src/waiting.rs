@@ -157,7 +157,11 @@ where
 {
     let kind = K::kind(&());
     let name = about.name_any();
-    let fields = format!("involvedObject.kind={kind},involvedObject.name={name}");
+    let mut fields = format!("involvedObject.kind={kind},involvedObject.name={name}");
+    // Not those of an earlier object of this name. The events of a Node have its name as their UID.
+    if let (Some(_), Some(uid)) = (about.namespace(), about.uid()) {
+        fields += &format!(",involvedObject.uid={uid}");
+    }
     let api: Api<Event> = match about.namespace() {
         Some(namespace) => Api::namespaced(client.clone(), &namespace),
         None => Api::all(client.clone()),

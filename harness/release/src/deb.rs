@@ -156,6 +156,24 @@ mod tests {
         let unit = read("csi/debian/loopfs-provisioner.service");
         assert!(unit.lines().any(|line| line == "CapabilityBoundingSet="));
         assert!(values(&unit, "CapabilityBoundingSet").is_empty());
+        let [user] = values(&unit, "User")[..] else { panic!("{unit}") };
+        let directories = read("csi/debian/tmpfiles.conf");
+        for directory in ["/run/loopfs", "/etc/loopfs"] {
+            let line = format!("d {directory} 2750 root {user}");
+            assert!(directories.lines().any(|other| other == line), "{directories}");
+        }
+    }
+
+    /// No setting of its unit creates a private mount namespace, or gives the new directories of the store a group.
+    #[test]
+    fn driver_is_not_isolated_from_its_host() {
+        let unit = read("csi/debian/loopfs-csi.service");
+        let isolating =
+            ["Private", "Protect", "ReadOnly", "ReadWrite", "Inaccessible", "Bind", "Root", "TemporaryFile"];
+        let is_found = |line: &&str| {
+            line.starts_with("Group=") || isolating.iter().any(|prefix| line.starts_with(prefix))
+        };
+        assert_eq!(unit.lines().find(is_found), None);
     }
 
     /// Returns the names of the options that lines of a manifest or of a unit have, such as `--data-dir`.

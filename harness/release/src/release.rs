@@ -19,6 +19,8 @@ const CHANGELOG: &str = "CHANGELOG.md";
 const MANIFESTS: &str = "csi/deploy";
 /// The Helm chart. It has a link to the manifests.
 const CHART: &str = "csi/chart";
+/// The chart, whose link `deploy` leads to the manifests. `helm package` gives this name to the directory, too.
+const CHART_CONTENT: [(&str, &str); 2] = [(CHART, "loopfs"), (MANIFESTS, "loopfs/deploy")];
 const CHECKSUMS: &str = "SHA256SUMS";
 const NOTES: &str = "RELEASE-NOTES.md";
 
@@ -53,9 +55,9 @@ pub async fn release(session: &Session, args: ReleaseArgs) -> Result<()> {
         ["-image.tar", "-manifests.tar.gz", ".tgz"].map(|end| format!("loopfs-{VERSION}{end}"));
     let contents = image::build(session, &sources, &directory.join(&image)).await?;
     image::check_sizes(&contents)?;
-    pack(root, MANIFESTS, &format!("loopfs-{VERSION}"), &directory.join(&manifests)).await?;
-    // The names that `helm package` gives to the archive and to the directory in it.
-    pack(root, CHART, "loopfs", &directory.join(&chart)).await?;
+    let version = format!("loopfs-{VERSION}");
+    pack(root, &[(MANIFESTS, &version)], &directory.join(&manifests)).await?;
+    pack(root, &CHART_CONTENT, &directory.join(&chart)).await?;
     let mut names = vec![image, manifests, chart, NOTES.to_owned()];
     names.extend(deb::build(session, &sources, &directory).await?);
     names.sort();
@@ -99,16 +101,18 @@ async fn require_releasable(root: &Path, tag: Option<&String>) -> Result<()> {
     Ok(())
 }
 
-/// Packs the files of `directory` that Git tracks, below a directory `prefix` of the archive. In place of a link, the archive has
-/// the files to which it leads. The bytes depend only on the names and contents of the files.
-async fn pack(root: &Path, directory: &str, prefix: &str, target: &Path) -> Result<()> {
-    let files = git(root).args(["ls-files", "-z", "--", directory]).run().await?.stdout;
-    anyhow::ensure!(!files.is_empty(), "Git tracks no files in {directory}");
+/// Packs the files of directories that Git tracks, each below a directory of the archive. A link to a directory is a directory there,
+/// without content. The bytes depend only on the names and contents of the files.
+async fn pack(root: &Path, content: &[(&str, &str)], target: &Path) -> Result<()> {
+    let directories = content.iter().map(|(directory, _)| *directory);
+    let files = git(root).args(["ls-files", "-z", "--"]).args(directories).run().await?.stdout;
+    anyhow::ensure!(!files.is_empty(), "Git tracks no files of {content:?}");
     Program::new("tar")
-        .args(["--create", "--null", "--files-from=-", "--dereference", "--sort=name", "--format=gnu"])
-        .args(["--owner=0", "--group=0", "--numeric-owner", "--mode=u=rwX,go=rX", "--mtime=@0"])
+        .args(["--create", "--null", "--no-recursion", "--files-from=-", "--dereference", "--hard-dereference"])
+        .args(["--sort=name", "--format=gnu", "--owner=0", "--group=0", "--numeric-owner"])
+        .args(["--mode=u=rwX,go=rX", "--mtime=@0"])
         .args(["--use-compress-program=gzip --best --no-name", "--transform"])
-        .arg(format!("s,^{directory},{prefix},"))
+        .arg(content.iter().map(|(from, to)| format!("s,^{from},{to},;")).collect::<String>())
         .arg("--file")
         .arg(target)
         .current_dir(root)
@@ -154,7 +158,7 @@ mod tests {
         assert!(error.contains("?? new"), "{error}");
     }
 
-    /// Two archives of the same files have the same bytes, and the files of a linked directory.
+    /// Two archives of the same files have the same bytes, and the files of a linked directory that Git tracks.
     #[tokio::test]
     async fn archive_depends_only_on_files() {
         let directory = tempfile::tempdir().unwrap();
@@ -162,10 +166,12 @@ mod tests {
         for archive in &archives {
             let root = archive.with_extension("");
             repository(&root).await;
+            fs::write(root.join(".git/info/exclude"), "*.swp\n").unwrap();
+            fs::write(root.join(MANIFESTS).join("a.yaml.swp"), archive.to_str().unwrap()).unwrap();
             let old =
                 std::time::UNIX_EPOCH + std::time::Duration::from_secs(archive.as_os_str().len() as u64);
             fs::File::open(root.join(CHART).join("Chart.yaml")).unwrap().set_modified(old).unwrap();
-            pack(&root, CHART, "loopfs", archive).await.unwrap();
+            pack(&root, &CHART_CONTENT, archive).await.unwrap();
         }
         let [one, other] = &archives;
         assert!(fs::read(one).unwrap() == fs::read(other).unwrap());

@@ -277,7 +277,7 @@ pub(super) async fn losetup(session: &Session, args: &Args) -> Result<Vec<Enviro
     /// The variable with the path of this project's losetup.
     const DROP_IN: &str = "LOOPFS_BENCH_DROP_IN";
     let program = Measuring::build(session, args, "loopfs", "loop").await?;
-    let tool = session.until_cancelled(builds::driver_programs(session, ProgramProfile::Release)).await?.tool;
+    let tool = session.until_cancelled(builds::released_tool(session)).await?;
     if has_loop_devices() && args.kernel.is_none() {
         // The tool is losetup if it is called by that name.
         let directory = tempfile::tempdir().context("create a temporary directory")?;

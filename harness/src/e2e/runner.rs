@@ -20,6 +20,7 @@ use crate::listing::record_time;
 use crate::node_options::NodeOptions;
 use crate::test_env::disturbances::watched;
 use crate::test_env::environment::{FOREIGN_NODE, TestEnv};
+use crate::test_env::inventory::Inventory;
 use crate::test_env::workload::create_namespace;
 use crate::test_env::{rejected_writes, snapshots};
 
@@ -143,7 +144,14 @@ impl Runner for StoryRunner<'_> {
         if self.failed >= MAX_FAILED {
             return Err(StepFailed);
         }
-        self.clean_up(failed).await
+        self.clean_up(failed).await?;
+        // What the story has leaked is its failure, and not that of the next ones.
+        if let (Some(before), Some(node)) = (&mut self.state.before, self.state.env.node) {
+            let mut steps = begin(self.session, self.report, "recovery", self.shown);
+            let title = format!("after {}: later leaks count from here", failed.name);
+            *before = steps.step(&title, Inventory::take(node)).await?;
+        }
+        Ok(())
     }
 
     fn report_not_run(&mut self) {
@@ -195,7 +203,7 @@ impl<'a> StoryRunner<'a> {
             (Run::KubeletOnDataDisk(run), _, Some(node)) => run(&mut steps, state, node).await,
             (Run::OwnNode(_), ..) | (Run::KubeletOnDataDisk(_), _, None) => {
                 steps.skip("all steps", FOREIGN_NODE);
-                Ok(())
+                return Ok(());
             }
         };
         let outcome = match outcome {

@@ -77,7 +77,7 @@ impl SelfCheck<'_> {
         judge(&self.runner.cases()[first..], broken, outcome.is_err())
     }
 
-    /// Installs the driver again, because it may be frozen, or the kubelet may delay its next restart. Then removes what the story
+    /// Installs the driver again, because the sabotage may have changed it, or the kubelet may delay its next restart. Then removes what the story
     /// left.
     async fn repair(&mut self, (story, sabotage): Broken) -> Result<String> {
         self.env.timeouts.restore();

@@ -77,7 +77,7 @@ pub(super) struct Sabotage {
     /// The end of a step's title. The change is made directly before the first such step.
     pub(super) before: &'static str,
     pub(super) change: Change,
-    /// Repairs what neither a new installation of the driver nor the deletion of the namespace repairs.
+    /// Repairs what neither a new installation of the driver nor the deletion of pods, claims and volumes repairs.
     pub(super) repair: Option<Change>,
     /// The words that the failure must contain, so that its reader knows what to repair.
     pub(super) expected: &'static [&'static str],

@@ -131,7 +131,8 @@ async fn test(session: &Session, vm: &Vm, only: &[String], logs: &Path, report: 
     }
     let ended_well = match output.code {
         0 => Ok(()),
-        code => Err(format!("exit code {code}; timeout(1) ends with 124 or 137 after {TESTS_TIMEOUT:?}")),
+        124 | 137 => Err(format!("it did not end within {TESTS_TIMEOUT:?}")),
+        code => Err(format!("exit code {code}")),
     };
     Run::parse(&output.stdout).report(report, SUITE, ended_well, only);
     if !report.succeeded() {

@@ -66,7 +66,7 @@ pub async fn run(session: &Session, args: &TestArgs) -> Result<Report> {
 async fn run_once(session: &Session, args: &TestArgs, skips: &Skips) -> Result<Report> {
     let (mut of_ci, named): (Vec<&Lane>, Vec<&Lane>) =
         args.selected()?.into_iter().partition(|lane| lane.runs_in_ci);
-    // The longest lane compiles first.
+    // The lanes that boot machines are the last of the table, and ask for the compiler first.
     of_ci.reverse();
     let args = &args.of_lanes;
     // A text of --only that is the name of a part selects all its tests.

@@ -45,7 +45,7 @@ pub(crate) async fn create(
     objects::create(&env.claims(), claim).await
 }
 
-/// Creates a claim of the driver's class for one node.
+/// Creates a claim of the driver's class with the access mode ReadWriteOnce.
 pub(crate) async fn request(
     env: &TestEnv<'_>,
     name: &str,

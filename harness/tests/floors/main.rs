@@ -41,6 +41,19 @@ fn read(name: &str) -> (PathBuf, Vec<String>, Vec<String>) {
     (path, comments, lines)
 }
 
+/// Returns the lines, those of floors after their folder: other folders have equal ones.
+fn with_folders(lines: &[String]) -> Vec<String> {
+    let mut folder = "";
+    let with_folder = lines.iter().map(|line| {
+        if line.starts_with(' ') {
+            return format!("{folder}:{line}");
+        }
+        folder = line;
+        line.clone()
+    });
+    with_folder.collect()
+}
+
 /// Writes a data file whose lines are not as required, or fails.
 fn update(name: &str, required: &[String], why: &str) {
     let (path, comments, lines) = read(name);
@@ -54,7 +67,8 @@ fn update(name: &str, required: &[String], why: &str) {
     let without = |lines: &[String], others: &[String]| {
         lines.iter().filter(|line| !others.contains(line)).cloned().collect::<Vec<_>>().join("\n")
     };
-    let (add, remove) = (without(required, &lines), without(&lines, required));
+    let (required, lines) = (with_folders(required), with_folders(&lines));
+    let (add, remove) = (without(&required, &lines), without(&lines, &required));
     panic!("{why}\n\nadd to {name}:\n{add}\n\nremove from {name}:\n{remove}\n\nor run with {UPDATE}=1");
 }
 

@@ -8,7 +8,7 @@ use crate::cache::Recipe;
 use crate::rust_build;
 use crate::session::Session;
 
-/// A crate with a program of the same name, or an example of it for guests.
+/// A crate with a program of the same name.
 #[derive(Clone, Copy, Debug)]
 pub struct CargoTool {
     pub name: &'static str,

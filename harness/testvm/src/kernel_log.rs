@@ -152,15 +152,55 @@ mod tests {
 
     use super::*;
 
-    /// Some lines contain the texts of both tables, and some begin in the line of a program.
-    #[rstest]
-    #[case("INFO: task xfsaild/vdb:77 blocked for more than 122 seconds.", Finding::Crash)]
-    #[case("rcu: INFO: rcu_preempt detected stalls on CPUs/tasks:", Finding::Crash)]
-    #[case("rcu: INFO: rcu_preempt detected expedited stalls on CPUs/tasks: { 1-... }", Finding::Fault)]
-    #[case("guest-init: unWARNING: CPU: 0 PID: 1 at kernel/a.c:1 a+0x0/0x1", Finding::Fault)]
-    #[case("XFS (vda): Uncorrected metadata errors detected; please run xfs_repair.", Finding::Fault)]
-    fn crash_and_fault_are_distinguished(#[case] line: &str, #[case] expected: Finding) {
-        assert_eq!(fault(line), Some(expected));
+    /// Lines of real kernels.
+    const CRASH_LINES: &str = "Kernel panic - not syncing: Attempted to kill init!
+        BUG: kernel NULL pointer dereference, address: 0
+        BUG: KASAN: slab-use-after-free in xfs_iget+0x1/0x2
+        BUG: KFENCE: use-after-free read in loop_process_work+0x1/0x2
+        watchdog: BUG: soft lockup - CPU#1 stuck for 22s! [kworker/1:1:77]
+        INFO: task xfsaild/vdb:77 blocked for more than 122 seconds.
+        rcu: INFO: rcu_preempt detected stalls on CPUs/tasks:";
+    const FAULT_LINES: &str =
+        "WARNING: CPU: 1 PID: 312 at fs/iomap/buffered-io.c:1125 iomap_writepage+0x1/0x2 [xfs]
+        WARNING: fs/xfs/xfs_inode.c:1: at xfs_iget+0x1/0x2 [xfs], CPU#0: loopfs/12
+        WARNING: possible circular locking dependency detected
+        WARNING: possible recursive locking detected
+        WARNING: suspicious RCU usage
+        guest-init: unWARNING: CPU: 0 PID: 1 at kernel/a.c:1 a+0x0/0x1
+        INFO: possible irq lock inversion dependency detected
+        INFO: trying to register non-static key.
+        rcu: INFO: rcu_preempt detected expedited stalls on CPUs/tasks: { 1-... }
+        refcount_t: underflow; use-after-free.
+        UBSAN: array-index-out-of-bounds in drivers/block/loop.c:1:2
+        list_del corruption. prev->next should be a, but was b.
+        kworker/0:1: page allocation failure: order:5, mode:0x40dc0(GFP_KERNEL|__GFP_ZERO)
+        Out of memory: Killed process 77 (loopfs-csi) total-vm:1kB
+        VFS: Busy inodes after unmount of vdb (xfs)
+        XFS (vda): Corruption detected. Unmount and run xfs_repair
+        XFS (vda): Metadata corruption detected at xfs_agf_verify+0x1/0x2, xfs_agf block 0x1
+        XFS (vda): metadata I/O error in \"xfs_read_agf+0x1/0x2\" at daddr 0x1 len 1 error 74
+        XFS (vda): Metadata CRC error detected at xfs_agf_read_verify+0x1/0x2, xfs_agf block 0x1
+        XFS (vda): Uncorrected metadata errors detected; please run xfs_repair.
+        XFS (vda): Internal error xfs_trans_cancel at line 1 of file fs/xfs/xfs_trans.c.
+        XFS (vda): log mount failure
+        XFS (vda): log mount/recovery failed: error -117
+        XFS (vda): Log I/O Error (0x2) detected at xlog_ioend_work+0x1/0x2.  Shutting down filesystem.
+        XFS (loop3): User initiated shutdown received.
+        I/O error, dev vda, sector 8 op 0x1:(WRITE) flags 0x8800 phys_seg 1 prio class 2
+        blk_update_request: critical space allocation error, dev loop0, sector 8 op 0x1:(WRITE)
+        Buffer I/O error on dev loop3, logical block 0, lost async page write
+        loop: Write error at byte offset 4096, length 4096.
+        EXT4-fs error (device vda): ext4_lookup:1855: inode #2: comm x: deleted inode referenced: 12
+        Aborting journal on device vda-8.
+        ** 12 printk messages dropped **";
+
+    #[test]
+    fn lines_of_kernels_are_recognised() {
+        for (lines, expected) in [(CRASH_LINES, Finding::Crash), (FAULT_LINES, Finding::Fault)] {
+            for line in lines.lines().map(str::trim) {
+                assert_eq!(fault(line), Some(expected), "{line}");
+            }
+        }
     }
 
     #[rstest]

@@ -103,7 +103,7 @@ struct Target {
 }
 
 /// Has a command of cargo build static programs for this machine.
-pub(crate) async fn linked_statically(cargo: Program, root: &Path) -> Result<Program> {
+async fn linked_statically(cargo: Program, root: &Path) -> Result<Program> {
     // With an explicit target, cargo does not pass the flags to build scripts and procedural macros.
     let version = rustc(root, &["-vV"]).await?;
     let target = version.lines().find_map(|line| line.strip_prefix("host: "));

@@ -47,6 +47,7 @@ fn compare(
     names: impl Iterator<Item = String>,
 ) {
     let [explained, names] = [explained.collect::<BTreeSet<_>>(), names.collect()];
+    assert!(!names.is_empty(), "{source} has no names");
     assert_eq!(explained, names, "the table of {document} (left) and {source} (right) differ");
 }
 
@@ -109,7 +110,16 @@ fn book_lists_every_storage_class_parameter() {
         });
     let node_loss = literals(part(&node_loss, "const ALLOWED: &[&str] = &[", "];"));
     let fstype = literals(part(&reserved, "const FSTYPE: &str = ", ";"));
+    let parameters: Vec<String> = settings.chain(node_loss).collect();
+    let listed = read("harness/tests/floors/compat.txt");
+    for parameter in &parameters {
+        let name = parameter.split(' ').next().unwrap();
+        assert!(
+            listed.contains(&format!(" text {name}\n")),
+            "add {name} to compat.txt: StorageClasses of users have it"
+        );
+    }
     let rows = rows(STORAGE_CLASS, "## Parameters").into_iter();
     let explained = rows.map(|row| format!("{} ({})", code(&row[0]), row[1]));
-    compare(STORAGE_CLASS, "the sources", explained, settings.chain(node_loss).chain(fstype));
+    compare(STORAGE_CLASS, "the sources", explained, parameters.into_iter().chain(fstype));
 }

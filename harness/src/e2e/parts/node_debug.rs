@@ -110,7 +110,7 @@ async fn kubectl(env: &TestEnv<'_>, node: &Node) -> Result<()> {
     Ok(())
 }
 
-/// Checks the rights of the account in the namespace of the driver. The flow has a pod in another one.
+/// Checks the rights of the account in the namespace of the driver. The story has pods in another one.
 async fn driver_logs(session: &Session, env: &TestEnv<'_>, node: &Node) -> Result<()> {
     let driver = driver_pod(env).await?;
     let namespace = driver.namespace().context("the driver's pod has no namespace")?;

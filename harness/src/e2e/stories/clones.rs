@@ -100,7 +100,7 @@ async fn delete_in_use(env: &TestEnv<'_>) -> Result<Vec<String>> {
         objects::patch(&env.claims(), &claim, &json!({"metadata": {"finalizers": null}})).await?;
         objects::until_gone(env.claims(), &claim, env.timeouts.end).await?;
         let released = claims::released(env, &volume).await?;
-        let reports_use = |message: &str| message.contains("use");
+        let reports_use = |message: &str| message.contains("in use");
         let reasons = ["VolumeFailedDelete"];
         until_event(&env.client, &released, &reasons, env.timeouts.start, reports_use).await?;
         volumes.push(volume);

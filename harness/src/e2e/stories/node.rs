@@ -60,12 +60,12 @@ async fn run(steps: &mut Steps<'_>, env: &TestEnv<'_>, options: &NodeOptions, no
         Kubelet::Stock => 2,
         Kubelet::Patched => 1,
     };
-    let title = format!("loop devices of each block volume that a pod uses: {expected}");
-    steps.step(&title, start_pods(env, node, expected)).await?;
-    node_debug::run(steps, env, node, WRITER).await?;
+    let title = format!("loop devices of a block volume that a pod uses: {expected}");
+    steps.step(&title, start_pod(env, node, expected)).await?;
+    node_debug::run(steps, env, node, ATTACKER).await?;
     let title = "a pod detaches its own device, and the driver is killed";
     steps.step(title, detached_device::detach(env, node)).await?;
-    steps.step("a pod that wrote without a sync ends", end(env, WRITER)).await?;
+    steps.step("a pod writes without a sync, and ends", write_unsynced(env)).await?;
     let title = "the next pod reads the unsynced writes of the deleted pod";
     steps.step(title, unsynced_writes_are_kept(env)).await?;
     let title = "the pod without its device reads and overwrites none of the devices that were attached next";
@@ -89,16 +89,21 @@ async fn run(steps: &mut Steps<'_>, env: &TestEnv<'_>, options: &NodeOptions, no
         .await
 }
 
-/// Starts two pods with a block volume each, and checks the number of their loop devices.
-async fn start_pods(env: &TestEnv<'_>, node: &Node, expected: usize) -> Result<()> {
+/// Starts a pod with a block volume, and checks the number of its loop devices.
+async fn start_pod(env: &TestEnv<'_>, node: &Node, expected: usize) -> Result<()> {
     let before = loop_devices(node).await?;
-    for claim in [WRITER, ATTACKER] {
-        claims::request(env, claim, SIZE, VolumeMode::Block).await?;
-    }
-    tokio::try_join!(start_writing(env, WRITER, WRITER), detached_device::start(env))?;
+    claims::request(env, ATTACKER, SIZE, VolumeMode::Block).await?;
+    detached_device::start(env).await?;
     let used: BTreeSet<_> = &loop_devices(node).await? - &before;
-    anyhow::ensure!(used.len() == 2 * expected, "the two pods use the loop devices {used:?}");
+    anyhow::ensure!(used.len() == expected, "the pod uses the loop devices {used:?}");
     Ok(())
+}
+
+/// The pod ends at once, before the kernel writes by itself.
+async fn write_unsynced(env: &TestEnv<'_>) -> Result<()> {
+    claims::request(env, WRITER, SIZE, VolumeMode::Block).await?;
+    start_writing(env, WRITER, WRITER).await?;
+    end(env, WRITER).await
 }
 
 /// Reads the volume in another pod, while a third one attaches a further device.

@@ -197,13 +197,13 @@ const LEAK: &str = "mkdir -p DATA/leaked /var/lib/kubelet/plugins/kubernetes.io/
 truncate --size 1M DATA/leaked/file
 losetup --read-only --find DATA/leaked/file
 mount --bind DATA/leaked /var/lib/kubelet/plugins/kubernetes.io/csi/leaked
-xfs_quota -x -c 'limit -p bhard=1m 4242' DATA";
+xfs_quota -x -c 'limit -p bhard=1m 4242' -c 'limit -p bhard=1m 4000000000' DATA";
 
 const REMOVE_LEAK: &str = "umount /var/lib/kubelet/plugins/kubernetes.io/csi/leaked
 rmdir /var/lib/kubelet/plugins/kubernetes.io/csi/leaked
 losetup --detach \"$(losetup --noheadings --output NAME --associated DATA/leaked/file)\"
 rm -r DATA/leaked
-xfs_quota -x -c 'limit -p bhard=0 4242' DATA";
+xfs_quota -x -c 'limit -p bhard=0 4242' -c 'limit -p bhard=0 4000000000' DATA";
 
 async fn leak(env: &TestEnv<'_>) -> Result<()> {
     on_node(env, LEAK).await?;

@@ -79,15 +79,24 @@ impl DebianProgram {
             .with("program", self.path)
             .with("extensions", self.extensions.unwrap_or_default());
         let place = |path: &Path| self.needs(path).then(|| path.to_owned());
-        let directory = unpacked(session, &what, &selection, recipe, place).await?;
-
-        let libraries = directory.join(LIBRARIES);
-        let program = directory.join(self.path.trim_start_matches('/'));
-        // In their order, because the bytes of an image depend on it.
-        let mut files = BTreeMap::new();
+        let check = async |directory: &Path| self.libraries(directory).await.map(drop);
+        let directory = unpacked(session, &what, &selection, recipe, place, check).await?;
+        let mut files = self.libraries(&directory).await?;
         let links = if self.links.is_empty() { std::slice::from_ref(&self.path) } else { self.links };
-        files.extend(links.iter().map(|link| ((*link).to_owned(), program.clone())));
+        files.extend(links.iter().map(|link| ((*link).to_owned(), self.in_packages(&directory))));
+        Ok(files.into_iter().collect())
+    }
+
+    fn in_packages(&self, directory: &Path) -> PathBuf {
+        directory.join(self.path.trim_start_matches('/'))
+    }
+
+    /// Returns the shared objects that the program loads from unpacked packages. They are in their order, because the bytes of an image
+    /// depend on it.
+    async fn libraries(&self, directory: &Path) -> Result<BTreeMap<String, PathBuf>> {
+        let libraries = directory.join(LIBRARIES);
         let mut search = libraries.clone().into_os_string();
+        let mut files = BTreeMap::new();
         let mut names = Vec::new();
         if let Some(extensions) = self.extensions {
             let extensions = libraries.join(extensions);
@@ -97,20 +106,15 @@ impl DebianProgram {
             for entry in entries.with_context(|| format!("read {}", extensions.display()))? {
                 let path = entry?.path();
                 names.push(path.file_name().unwrap_or_default().to_string_lossy().into_owned());
-                files.insert(in_guest(&directory, &path)?, path);
+                files.insert(in_guest(directory, &path)?, path);
             }
         }
         let linker = Program::new(libraries.join(LINKER)).named("the dynamic linker");
         let linker =
             linker.args(["--inhibit-cache", "--list", "--preload", &names.join(" "), "--library-path"]);
-        let printed = linker.arg(search).arg(program).run().await?.stdout;
-        // `NAME => PATH (ADDRESS)`. The vDSO has no path.
-        for (name, path) in printed.lines().filter_map(|line| line.trim().split_once(" => ")) {
-            let path = Path::new(path.split(" (").next().unwrap_or_default());
-            let found = in_guest(&directory, path).with_context(|| format!("find {name} of {what}"))?;
-            files.insert(if name.starts_with('/') { name.to_owned() } else { found }, path.to_owned());
-        }
-        Ok(files.into_iter().collect())
+        let printed = linker.arg(search).arg(self.in_packages(directory)).run().await?.stdout;
+        files.extend(loaded(directory, &printed).with_context(|| format!("package {}", self.package))?);
+        Ok(files)
     }
 
     /// Returns `true` for the program, its extensions, and all libraries, of which the linker selects later.
@@ -123,8 +127,40 @@ impl DebianProgram {
     }
 }
 
+/// Returns the files in the output of the linker: `NAME => PATH (ADDRESS)`. The vDSO has no path.
+fn loaded(directory: &Path, printed: &str) -> Result<BTreeMap<String, PathBuf>> {
+    let mut files = BTreeMap::new();
+    for (name, path) in printed.lines().filter_map(|line| line.trim().split_once(" => ")) {
+        let path = Path::new(path.split(" (").next().unwrap_or_default());
+        let found = in_guest(directory, path).with_context(|| format!("the packages lack {name}"))?;
+        files.insert(if name.starts_with('/') { name.to_owned() } else { found }, path.to_owned());
+    }
+    Ok(files)
+}
+
 /// Returns the path of a file of the unpacked packages in the guest.
 fn in_guest(directory: &Path, path: &Path) -> Result<String> {
     let path = path.strip_prefix(directory).with_context(|| format!("{} is of this host", path.display()))?;
     Ok(format!("/{}", path.to_str().context("the name of a library is not UTF-8")?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn libraries_are_those_of_the_packages() {
+        let printed = "\tlinux-vdso.so.1 (0x00007ffc)\n\
+            \tlibc.so.6 => /d/usr/lib/x86_64-linux-gnu/libc.so.6 (0x00007f01)\n\
+            \t/lib64/ld-linux-x86-64.so.2 => /d/usr/lib/x86_64-linux-gnu/ld-linux-x86-64.so.2 (0x00007f02)\n";
+        let files = loaded(Path::new("/d"), printed).unwrap();
+        assert!(
+            files.keys().eq(["/lib64/ld-linux-x86-64.so.2", "/usr/lib/x86_64-linux-gnu/libc.so.6"]),
+            "{files:?}"
+        );
+        for missing in ["libz.so.1 => not found", "libz.so.1 => /lib/x86_64-linux-gnu/libz.so.1 (0x1)"] {
+            let error = loaded(Path::new("/d"), missing).unwrap_err();
+            assert!(error.to_string().contains("lack libz.so.1"), "{error}");
+        }
+    }
 }

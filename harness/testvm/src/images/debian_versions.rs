@@ -21,21 +21,28 @@ const RECORDS: &str = "debian-versions";
 type Packages = BTreeMap<String, String>;
 
 /// Returns the artifact of `recipe` with the files of the packages for which `place` returns a path there: see
-/// [`debian::extract`].
+/// [`debian::extract`]. What does not pass `check` does not become an artifact.
 pub(super) async fn unpacked(
     session: &Session,
     what: &str,
     selection: &Selection<'_>,
     recipe: Recipe,
     place: impl Fn(&Path) -> Option<PathBuf>,
+    check: impl AsyncFnOnce(&Path) -> Result<()>,
 ) -> Result<PathBuf> {
     let build = async |directory: &Path| -> Result<()> {
         let step = session.progress.step(format!("fetch {what}"));
         debian::extract(selection, directory, place, &step).await?;
+        check(directory).await?;
         step.done("");
         Ok(())
     };
     artifact(session, what, selection, recipe, build).await
+}
+
+/// The check of files that cannot be incomplete.
+pub(super) async fn unchecked(_: &Path) -> Result<()> {
+    Ok(())
 }
 
 /// Returns the artifact of `recipe` and of the packages of `selection`, from the cache or built. `what` names it in the

@@ -82,7 +82,8 @@ impl Kernel {
         let packages = [row.package.clone()];
         let selection = Selection::new(&row.suite, EXTRACT, &packages);
         let what = format!("kernel {}", row.name);
-        let directory = unpacked(session, &what, &selection, Recipe::new("kernel", 2), place).await?;
+        let check = async |directory: &Path| release(directory).map(drop);
+        let directory = unpacked(session, &what, &selection, Recipe::new("kernel", 2), place, check).await?;
         let expected_lines = ExpectedLines::read(&session.workspace.definitions().join(EXPECTED_LINES))?;
         let release = release(&directory)?;
         Ok(Kernel { name: row.name, release, directory, sets: catalogue.modules, expected_lines })
@@ -218,8 +219,9 @@ async fn decompressed(path: &Path) -> Result<Vec<u8>> {
         Some("xz") => {
             let target = tempfile::NamedTempFile::new().context("make a file")?;
             // The output goes to a file because it is not text.
-            let xz = Program::new("xz").args(["--decompress", "--stdout", "--"]).arg(path).log(target.path());
-            xz.run().await.with_context(|| format!("decompress {}", path.display()))?;
+            let xz = Program::new("sh").args(["-c", "exec xz --decompress --stdout -- \"$1\" > \"$2\"", "sh"]);
+            let xz = xz.arg(path).arg(target.path()).run().await;
+            xz.with_context(|| format!("decompress {}", path.display()))?;
             Ok(fs::read(target.path())?)
         }
         Some("ko") => fs::read(path).with_context(|| format!("read {}", path.display())),

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result};
 
 use super::debian::{EXTRACT, Selection};
-use super::debian_versions::unpacked;
+use super::debian_versions::{unchecked, unpacked};
 use crate::cache::{Recipe, replace_file};
 use crate::packages;
 use crate::rust_build::{self, Toolchain};
@@ -71,7 +71,7 @@ pub async fn prepare(session: &Session, targets: &[&str]) -> Result<Toolchain> {
     let packages = PACKAGES.map(str::to_owned);
     let selection = Selection { options: &[ARCHITECTURES], ..Selection::new(SUITE, EXTRACT, &packages) };
     let recipe = Recipe::new("rust-toolchain", 2);
-    let directory = unpacked(session, "Debian's Rust compiler", &selection, recipe, place)
+    let directory = unpacked(session, "Debian's Rust compiler", &selection, recipe, place, unchecked)
         .await
         .with_context(|| {
             format!(
