@@ -57,25 +57,19 @@ impl Bench {
     }
 
     pub(super) async fn run(self, session: &Session, args: &Args) -> Result<Vec<Environment>> {
-        let on_cluster = async {
-            Ok(match self {
-                Bench::Scale => scale::run(session, args).await?,
-                Bench::Burst => vec![burst::run(session, args).await?],
-                Bench::Footprint => vec![footprint::run(session, args).await?],
-                Bench::Provision => vec![provision::run(session, args).await?],
-                Bench::Growth => vec![growth::run(session, args).await?],
-                Bench::Deletion => deletion::run(session, args).await?,
-                // These stop in order if the run is cancelled, because they may have devices on this machine.
-                Bench::Loop | Bench::Clone | Bench::Rpc | Bench::Io | Bench::Node => Vec::new(),
-            })
-        };
         match self {
+            // The first five stop in order if the run is cancelled, because they may have devices on this machine.
             Bench::Loop => programs::loop_devices(session, args).await,
             Bench::Clone => programs::clones(session, args).await,
             Bench::Rpc => programs::rpc(session, args).await,
             Bench::Io => programs::io(session, args).await,
             Bench::Node => node::run(session, args).await,
-            _ => session.until_cancelled(on_cluster).await,
+            Bench::Scale => session.until_cancelled(scale::run(session, args)).await,
+            Bench::Burst => Ok(vec![session.until_cancelled(burst::run(session, args)).await?]),
+            Bench::Footprint => Ok(vec![session.until_cancelled(footprint::run(session, args)).await?]),
+            Bench::Provision => Ok(vec![session.until_cancelled(provision::run(session, args)).await?]),
+            Bench::Growth => Ok(vec![session.until_cancelled(growth::run(session, args)).await?]),
+            Bench::Deletion => session.until_cancelled(deletion::run(session, args)).await,
         }
     }
 }

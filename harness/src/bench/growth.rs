@@ -196,23 +196,29 @@ impl Resizes {
         Ok(Resizes { succeeded, failed, seconds })
     }
 
-    /// Waits until one more resize has succeeded. An attempt that failed is an error, because no measurement includes the pause before
-    /// the retry.
+    /// Waits until one more resize has succeeded.
     async fn one_more(&self, pods: &Api<Pod>, pod: &str) -> Result<Resizes> {
         let deadline = Instant::now() + METRICS_TIMEOUT;
         loop {
             let now = Resizes::read(pods, pod).await?;
-            anyhow::ensure!(now.failed == self.failed, "a resize failed: see the provisioner's log");
-            if now.succeeded == self.succeeded + 1.0 {
+            if now.is_one_more(self)? {
                 return Ok(now);
             }
-            anyhow::ensure!(
-                now.succeeded == self.succeeded && Instant::now() < deadline,
-                "the provisioner's metrics show {} resizes since the last claim grew",
-                now.succeeded - self.succeeded
-            );
+            anyhow::ensure!(Instant::now() < deadline, "the provisioner's metrics show no further resize");
             sleep(POLL_INTERVAL).await;
         }
+    }
+
+    /// Returns `true` if one more resize has succeeded. An attempt that failed is an error, because no measurement includes the pause
+    /// before the retry.
+    fn is_one_more(&self, before: &Resizes) -> Result<bool> {
+        anyhow::ensure!(self.failed == before.failed, "a resize failed: see the provisioner's log");
+        let more = self.succeeded - before.succeeded;
+        anyhow::ensure!(
+            (0.0..=1.0).contains(&more),
+            "the provisioner's metrics show {more} resizes since the last claim grew"
+        );
+        Ok(more == 1.0)
     }
 }
 
@@ -241,6 +247,18 @@ loopfs_provisioner_operation_duration_seconds_count{operation="resize",result="f
         assert_eq!(Resizes::parse(PAGE).unwrap(), Resizes { succeeded: 4.0, failed: 2.0, seconds: 0.875 });
         assert_eq!(Resizes::parse("HTTP/1.0 200 OK\r\n\r\n# EOF\n").unwrap(), Resizes::default());
         assert!(Resizes::parse("HTTP/1.0 404 Not Found\r\n\r\n").is_err());
+    }
+
+    /// After a restart of the provisioner, the counter is lower than the one before.
+    #[test]
+    fn a_sample_is_one_more_success() {
+        let resizes = |succeeded, failed| Resizes { succeeded, failed, seconds: 0.875 };
+        let before = resizes(4.0, 2.0);
+        assert!(!before.is_one_more(&before).unwrap());
+        assert!(resizes(5.0, 2.0).is_one_more(&before).unwrap());
+        for other in [resizes(6.0, 2.0), resizes(5.0, 3.0), resizes(0.0, 2.0), resizes(f64::NAN, 2.0)] {
+            assert!(other.is_one_more(&before).is_err(), "{other:?}");
+        }
     }
 
     #[test]

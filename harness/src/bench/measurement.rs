@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 
 /// One measurement: the values of `name` for a count `n` that they may depend on. It has at least one value.
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
+#[serde(deny_unknown_fields)]
 pub(super) struct Row {
     pub(super) name: String,
     pub(super) n: u64,
@@ -62,6 +63,7 @@ pub(super) fn milliseconds(time: Duration) -> f64 {
 
 /// The machine of a measurement, as the measuring program describes it.
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
+#[serde(deny_unknown_fields)]
 pub(super) struct Machine {
     pub(super) cpu: String,
     pub(super) cpus: u32,
@@ -96,6 +98,7 @@ impl Machine {
 
 /// The measurements of one machine.
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
+#[serde(deny_unknown_fields)]
 pub(super) struct Environment {
     /// `this machine`, or the name of the virtual machine.
     pub(super) place: String,

@@ -100,6 +100,13 @@ impl Bench<'_> {
         let log_end = log.end()?;
         let time = batch.create_and_bind(BIND_TIMEOUT).await?;
         let writes = log.requests(log_end, contender.user)?.writes;
+        // Each claim takes at least one write. If there are fewer, the contender has another user name in the log.
+        anyhow::ensure!(
+            writes >= self.claims,
+            "the audit log has {writes} writes of {} for {} claims",
+            contender.user,
+            self.claims
+        );
         let peak: u64 = memory::of(self.node, memory::PEAK, programs).await?.iter().sum();
         let claims = self.claims as f64;
         let values = [

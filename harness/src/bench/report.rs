@@ -88,8 +88,11 @@ pub(super) fn changes(Comparison { changes, warnings }: &Comparison) -> String {
 }
 
 /// Returns the last line of a run: how many thresholds are not met, because a run without `--check` succeeds either way, and
-/// the known causes.
-pub(super) fn verdict(all: &[&Threshold]) -> String {
+/// the known causes. First come the benchmarks that did not complete, because their thresholds are not in `all`.
+pub(super) fn verdict(all: &[&Threshold], failed: &[&str]) -> String {
+    if !failed.is_empty() {
+        return format!("did not complete: {}; {}", failed.join(", "), verdict(all, &[]));
+    }
     let missed: Vec<_> = all.iter().filter(|threshold| threshold.is_met == Some(false)).collect();
     let unmeasured = all.iter().filter(|threshold| threshold.is_met.is_none()).count();
     if missed.is_empty() && unmeasured == 0 {
@@ -153,14 +156,19 @@ mod tests {
     }
 
     #[rstest]
-    #[case(&[Some(true), Some(true)], "all 2 thresholds are met")]
-    #[case(&[Some(true), Some(false), Some(true)], "of 3 thresholds, not met: 1, not measured: 0; cause")]
-    #[case(&[Some(false), Some(false), None], "of 3 thresholds, not met: 2, not measured: 1; cause; cause")]
-    fn the_verdict_counts_missed_thresholds(#[case] verdicts: &[Option<bool>], #[case] line: &str) {
+    #[case(&[Some(true), Some(true)], &[], "all 2 thresholds are met")]
+    #[case(&[Some(true), Some(false), Some(true)], &[], "of 3 thresholds, not met: 1, not measured: 0; cause")]
+    #[case(&[Some(false), Some(false), None], &[], "of 3 thresholds, not met: 2, not measured: 1; cause; cause")]
+    #[case(&[Some(true)], &["loop", "io"], "did not complete: loop, io; all 1 thresholds are met")]
+    fn verdict_counts_failures_and_missed_thresholds(
+        #[case] verdicts: &[Option<bool>],
+        #[case] failed: &[&str],
+        #[case] line: &str,
+    ) {
         let all: Vec<Threshold> = verdicts
             .iter()
             .map(|is_met| Threshold { is_met: *is_met, cause: Some("cause"), ..Threshold::default() })
             .collect();
-        assert_eq!(verdict(&all.iter().collect::<Vec<_>>()), line);
+        assert_eq!(verdict(&all.iter().collect::<Vec<_>>(), failed), line);
     }
 }

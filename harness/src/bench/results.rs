@@ -50,20 +50,22 @@ impl Results {
     /// Reads files of results, and combines them: the rows of a measurement become one row with the samples of all files. The rest
     /// is that of the first file. Returns `None` if there are no files.
     pub(super) fn read(paths: &[PathBuf]) -> Result<Option<Results>> {
-        let mut runs = paths.iter().map(|path| {
-            let text = std::fs::read(path).with_context(|| format!("read {}", path.display()))?;
-            serde_json::from_slice::<Results>(&text).with_context(|| {
-                format!(
-                    "read {}; give a report.json of `cargo harness bench` of this version",
-                    path.display()
-                )
-            })
-        });
+        let mut runs = paths.iter().map(|path| Results::read_file(path));
         let Some(mut all) = runs.next().transpose()? else { return Ok(None) };
         for run in runs {
             all.pool(&run?);
         }
         Ok(Some(all))
+    }
+
+    fn read_file(path: &Path) -> Result<Results> {
+        let text = std::fs::read(path).with_context(|| format!("read {}", path.display()))?;
+        let remedy = "give a report.json of `cargo harness bench` of this version";
+        let results: Results =
+            serde_json::from_slice(&text).with_context(|| format!("read {}; {remedy}", path.display()))?;
+        let has_values = results.rows().all(|(_, row)| !row.samples.is_empty());
+        anyhow::ensure!(has_values, "read {}: a row has no values; {remedy}", path.display());
+        Ok(results)
     }
 
     fn pool(&mut self, other: &Results) {
@@ -130,7 +132,13 @@ mod tests {
     #[test]
     fn other_files_are_refused_with_a_remedy() {
         let file = tempfile::NamedTempFile::new().unwrap();
-        for text in ["{}", "{\"commit\":null,\"quick\":true,\"benches\":[],\"slow\":1}"] {
+        let json = |samples: &[f64]| {
+            let results = Results::of("loop", vec![row("ours", 10, samples)]);
+            serde_json::to_string(&results).unwrap()
+        };
+        let unknown_in_row = json(&[1.0]).replace("\"n\":10", "\"n\":10,\"slow\":1");
+        let unknown = "{\"commit\":null,\"quick\":true,\"benches\":[],\"slow\":1}".to_owned();
+        for text in ["{}".to_owned(), unknown, unknown_in_row, json(&[])] {
             std::fs::write(file.path(), text).unwrap();
             let error = Results::read(&[file.path().to_owned()]).unwrap_err().to_string();
             assert!(error.contains("give a report.json"), "{error}");

@@ -42,17 +42,18 @@ pub async fn run(session: &Session, args: &Args) -> Result<ExitCode> {
     let mut text = report::text(&results);
     text += &comparison.as_ref().map(report::changes).unwrap_or_default();
     let path = json.with_extension("txt");
-    std::fs::write(&path, &text).with_context(|| format!("write {}", path.display()))?;
+    write(&path, &text)?;
 
     let thresholds: Vec<&Threshold> = results.benches.iter().flat_map(|bench| &bench.thresholds).collect();
-    println!("{text}\n{}\n{}\n{}", json.display(), path.display(), report::verdict(&thresholds));
-    let has_failed = results.benches.iter().any(|bench| bench.error.is_some());
+    let failed = results.benches.iter().filter(|bench| bench.error.is_some());
+    let failed: Vec<&str> = failed.map(|bench| bench.name.as_str()).collect();
+    println!("{text}\n{}\n{}\n{}", json.display(), path.display(), report::verdict(&thresholds, &failed));
     let all_met = thresholds.iter().all(|threshold| threshold.is_met == Some(true));
     let is_worse = comparison.is_some_and(|comparison| comparison.has_worse());
-    Ok(exit_code(!has_failed && !is_worse && (all_met || !args.check)))
+    Ok(exit_code(failed.is_empty() && !is_worse && (all_met || !args.check)))
 }
 
-/// Runs the benchmarks, and writes the results after each one.
+/// Runs the benchmarks, and writes the results into both files after each one.
 async fn measure(session: &Session, args: &Args, json: &Path) -> Result<Results> {
     let benches = args.benches();
     let commit = commit(session.workspace.root()).await;
@@ -83,8 +84,13 @@ async fn measure(session: &Session, args: &Args, json: &Path) -> Result<Results>
         results.benches.push(result);
         // A run of all takes long. What it measured remains if it is stopped.
         results.write(json)?;
+        write(&json.with_extension("txt"), &report::text(&results))?;
     }
     Ok(results)
+}
+
+fn write(path: &Path, text: &str) -> Result<()> {
+    std::fs::write(path, text).with_context(|| format!("write {}", path.display()))
 }
 
 /// Returns the commit of the checkout at `root`, with `-dirty` if tracked files have changed. Returns `None` if `root` is no checkout

@@ -155,7 +155,7 @@ impl Requirement {
             Counts::Slowest => slowest,
         };
         let unmeasured = || Threshold {
-            text: self.text.clone(),
+            text: self.text.replace("{n}", "?").replace("{peer_n}", "?"),
             values: format!("{} was not measured", self.row),
             ..Threshold::default()
         };
@@ -244,6 +244,11 @@ mod tests {
         let texts: Vec<_> = thresholds.iter().map(|threshold| (&*threshold.text, threshold.is_met)).collect();
         assert_eq!(texts, [("10, 10", Some(true)), ("20, 20", Some(false))]);
         assert_eq!(thresholds[1].values, "ours(20) 2.0, peer(20) 1.0: 2.00; the threshold is at most 1");
+    }
+
+    #[test]
+    fn unmeasured_counts_are_question_marks() {
+        assert_eq!(judged(no_more("{n}, {peer_n}", "ours", 1.0), &[])[0].text, "?, ?");
     }
 
     #[test]

@@ -182,7 +182,12 @@ impl Scene {
     fn measure_others(&self, population: &Population, series: &mut Series) -> Result<()> {
         // The device of the large image of the run before, which LOOP_CTL_GET_FREE would find.
         population.control.remove_idle(0);
+        let before = baseline::indices()?;
         let (device, port) = series.time("attach_get_free", || self.attach_by_get_free(population))?;
+        // If udev or another program has an idle device open, the kernel does not remove it.
+        if before.contains(&port) {
+            return Err(format!("LOOP_CTL_GET_FREE found the idle device {port}").into());
+        }
         if self.has_losetup {
             let path = population.path(LOSETUP_IMAGE);
             let index = series.time("losetup_attach", || losetup_attach_file(&path))?;

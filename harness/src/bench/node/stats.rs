@@ -227,16 +227,21 @@ impl Durations {
     }
 
     fn parse(page: &str, source: Source) -> Result<Durations> {
-        let value = |figure: &str, bucket: Option<&str>| {
+        let find = |figure: &str, bucket: Option<&str>| {
             let mut series = metrics::series(page, format!("{HISTOGRAM}_{figure}"));
             let of_source = series.find(|(labels, _)| {
                 labels.get("metric_source") == Some(source.label()) && labels.get("le") == bucket
             });
-            of_source.map_or(0.0, |(_, value)| value)
+            of_source.map(|(_, value)| value)
         };
-        let is_walk = source == Source::Walk;
-        let short = if is_walk { value("bucket", Some(&SHORT.to_string())) } else { 0.0 };
-        let durations = Durations { seconds: value("sum", None), count: value("count", None), short };
+        // A kubelet that has not measured anything yet has no series.
+        let [seconds, count] = ["sum", "count"].map(|figure| find(figure, None).unwrap_or_default());
+        let short = match source {
+            Source::Walk if count > 0.0 => find("bucket", Some(&SHORT.to_string()))
+                .with_context(|| format!("{HISTOGRAM} has no bucket of {SHORT} s"))?,
+            Source::Walk | Source::Quota => 0.0,
+        };
+        let durations = Durations { seconds, count, short };
         let is_number = !(durations.seconds + durations.count + short).is_nan();
         anyhow::ensure!(is_number, "a value of {HISTOGRAM} is no number");
         Ok(durations)
@@ -288,6 +293,9 @@ kubelet_volume_metric_collection_duration_seconds_sum{metric_source="statfs"} 99
         assert_eq!((times(Source::Walk), times(Source::Quota)), ((20.0, 500.0), (4.0, 5.0)));
         assert_eq!(Durations::parse("", Source::Walk).unwrap(), Durations::default());
         assert!(Durations::parse(&PAGE.replace("} 10.3", "} much"), Source::Walk).is_err());
+        let other_buckets = PAGE.replace("0.01", "0.02");
+        assert!(Durations::parse(&other_buckets, Source::Walk).is_err());
+        assert!(Durations::parse(&other_buckets, Source::Quota).is_ok());
     }
 
     /// After a restart the counters are lower than those measured before.

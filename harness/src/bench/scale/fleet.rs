@@ -7,18 +7,19 @@
 //! which stores nothing of an earlier one. The bench writes the claims as an administrator, whose requests the API server does not queue.
 //! Those of the provisioners share the seats of the priority level `workload-low`, because all have one account.
 
+use std::collections::BTreeSet;
 use std::path::Path;
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result};
-use futures::{StreamExt, TryStreamExt};
+use anyhow::{Context, Result, bail};
+use futures::{Stream, StreamExt, TryStreamExt};
 use k8s_openapi::api::core::v1::PersistentVolumeClaim;
-use kube::runtime::watcher;
-use kube::{Api, Client};
+use kube::runtime::{WatchStreamExt, watcher};
+use kube::{Api, Client, ResourceExt};
 use testvm::progress::Step;
 use testvm::session::Session;
-use testvm_cluster::waiting::{State, until};
 use testvm_cluster::{ClusterProfile, ControlPlane, KubernetesMinor};
 use tokio::sync::Notify;
 use tokio::time::timeout;
@@ -40,8 +41,10 @@ const EGRESS: &str = "fleet_egress_bytes_per_claim";
 const PROFILE: ClusterProfile = ClusterProfile::Benchmark;
 /// The timeout of the start of all provisioners.
 const START_TIMEOUT: Duration = Duration::from_secs(1800);
-/// The timeout of the binding of all claims. 10,000 take eight minutes.
-const BIND_TIMEOUT: Duration = Duration::from_secs(3600);
+/// The timeout from one bound claim to the next.
+const BIND_TIMEOUT: Duration = Duration::from_secs(120);
+/// The number of names in the error about claims that are not bound.
+const NAMED_CLAIMS: usize = 10;
 
 /// Measures one node and many nodes on a control plane each, with the logs in directories below `logs`.
 pub(super) async fn run(session: &Session, args: &Args, logs: &Path) -> Result<Environment> {
@@ -157,16 +160,9 @@ impl Fleet<'_> {
             .map(async |(name, node)| create_for_node(&api, &name, node).await)
             .buffer_unordered(CREATE_CONCURRENCY)
             .try_for_each(async |()| Ok(()));
-        let count = self.names_and_nodes().count();
-        let binding = until(api.clone(), watcher::Config::default(), BIND_TIMEOUT, |claims| {
-            let mut unbound = claims.iter().filter(|(_, claim)| !is_bound(claim)).map(|(name, _)| name);
-            let example = unbound.next();
-            let bound = claims.len() - example.iter().count() - unbound.count();
-            let state = format!("{bound} of {count} claims are bound");
-            step.note(state.clone());
-            State::ready_if(bound == count, format!("{state}, and not {example:?}"))
-        });
-        tokio::try_join!(creating, binding)?;
+        let unbound = self.names_and_nodes().map(|(name, _)| name).collect();
+        let changes = watcher::watcher(api.clone(), watcher::Config::default()).default_backoff();
+        tokio::try_join!(creating, until_bound(changes, unbound, step))?;
         Ok(started.elapsed())
     }
 
@@ -175,6 +171,45 @@ impl Fleet<'_> {
         (0..self.claims_per_node)
             .flat_map(|round| self.nodes.iter().map(move |node| (format!("{node}-{round}"), node.as_str())))
     }
+}
+
+/// Waits until all claims in `unbound` are bound. Fails if none of them becomes bound in [`BIND_TIMEOUT`].
+async fn until_bound(
+    changes: impl Stream<Item = watcher::Result<watcher::Event<PersistentVolumeClaim>>>,
+    mut unbound: BTreeSet<String>,
+    step: &Step,
+) -> Result<()> {
+    let (mut changes, count) = (pin!(changes), unbound.len());
+    let mut last_error = None;
+    while !unbound.is_empty() {
+        let next_bound = async {
+            loop {
+                match changes.next().await {
+                    Some(Ok(watcher::Event::Apply(claim) | watcher::Event::InitApply(claim)))
+                        if is_bound(&claim) && unbound.contains(&claim.name_any()) =>
+                    {
+                        return Some(claim.name_any());
+                    }
+                    Some(Ok(_)) => {}
+                    // The watcher retries.
+                    Some(Err(error)) => last_error = Some(error),
+                    None => return None,
+                }
+            }
+        };
+        let Ok(Some(name)) = timeout(BIND_TIMEOUT, next_bound).await else {
+            let names: Vec<&str> = unbound.iter().take(NAMED_CLAIMS).map(String::as_str).collect();
+            bail!(
+                "{} of {count} claims are not bound, and none was bound in {BIND_TIMEOUT:?}; some of them are {}; \
+                 the last error of the watch is {last_error:?}",
+                unbound.len(),
+                names.join(", ")
+            );
+        };
+        unbound.remove(&name);
+        step.note(format!("{} of {count} claims are bound", count - unbound.len()));
+    }
+    Ok(())
 }
 
 /// Returns the processor time of the API server since its start. Saves its metrics, from which a user sees the kinds of requests.

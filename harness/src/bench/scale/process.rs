@@ -217,7 +217,10 @@ impl Observed {
 
     /// Returns the number of requests that it has sent to the API server since its start, with its watches.
     pub(super) fn requests(&self) -> Result<f64> {
-        Ok(self.log.requests(self.log_start, self.user)?.all() as f64)
+        let all = self.log.requests(self.log_start, self.user)?.all();
+        // The process has read objects since its start. If there is no request, it has another user name in the log.
+        anyhow::ensure!(all > 0, "the audit log has no request of {}", self.user);
+        Ok(all as f64)
     }
 
     /// Observes the idle process for `time`.
