@@ -64,13 +64,13 @@ fn assert_has_files(root: PathBuf, files: u64) {
 fn an_unwanted_copy_ends() {
     let store = TestStore::open();
     // The copy asks at every 1024th name.
-    create_with_files(&store, "source", 32 * MIB, 1040);
+    create_with_files(&store, "source", 32 * MIB, 2100);
     let source = id("source");
     for is_snapshot in [false, true] {
         let mut asked = 0;
         let is_wanted = || {
             asked += 1;
-            false
+            asked < 2
         };
         let copied = match is_snapshot {
             true => store.create_snapshot_while(&source, &snapshot_id("s"), is_wanted).map(drop),
@@ -80,12 +80,14 @@ fn an_unwanted_copy_ends() {
             }
         };
         let error = copied.unwrap_err();
-        assert_eq!((error.kind(), asked), (ErrorKind::Other, 1), "{error}");
+        assert_eq!((error.kind(), asked), (ErrorKind::Other, 2), "{error}");
         assert_eq!(store.list().unwrap(), std::slice::from_ref(&source));
         assert_eq!(store.snapshots().unwrap(), []);
         store.empty_trash().unwrap();
         assert_eq!((entry_count("staging"), entry_count("trash")), (0, 0));
     }
+    clone(&store, "source", "clone", 32 * MIB).unwrap();
+    assert_has_files(volume_path("clone"), 2100);
 }
 
 #[test]

@@ -14,7 +14,7 @@ use loopfs::{Bytes, ErrorKind};
 use rstest::rstest;
 
 use crate::environment::{Leaks, MIB, directory, image, scratch};
-use crate::fixtures::{TestImage, assert_fails};
+use crate::fixtures::{TestImage, assert_fails, concurrently};
 
 /// Writes, and does not call fsync(2), as most programs do.
 fn write_at(path: &std::path::Path, offset: u64, data: &[u8]) -> std::io::Result<()> {
@@ -251,6 +251,22 @@ fn unavailable_direct_io_leaves_nothing_attached() {
     let preferred = AttachOptions::new(Access::ReadWrite).direct_io(DirectIo::Preferred);
     drop(control.ensure_attached(&image, &preferred).unwrap());
     assert_eq!(control.detach_all(&image).unwrap(), Detach::Detached);
+}
+
+#[test]
+fn concurrent_attachments_share_one_device() {
+    let TestImage { control, image, .. } = &TestImage::new(MIB);
+    for _ in 0..20 {
+        let start = Barrier::new(2);
+        // Each thread acts as another process.
+        let bindings = concurrently(2, || {
+            let own = LoopControl::open().unwrap();
+            start.wait();
+            own.ensure_attached(image, &AttachOptions::new(Access::ReadWrite)).unwrap().binding().clone()
+        });
+        assert_eq!(bindings[0], bindings[1]);
+        assert_eq!(control.detach_all(image).unwrap(), Detach::Detached);
+    }
 }
 
 #[test]

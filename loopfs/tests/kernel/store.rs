@@ -1,9 +1,10 @@
+use std::collections::BTreeSet;
 use std::fs::File;
 use std::io::Write;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt, symlink};
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use loopfs::loop_device::Access;
@@ -18,10 +19,13 @@ use nix::fcntl::{AT_FDCWD, RenameFlags, renameat2};
 use rstest::rstest;
 
 use crate::environment::{
-    Leaks, MIB, assert_close, available_after_recount, directory_with, id, project, quota, scratch, store,
-    wait_for_deferred_frees, with_few_inodes, xfs, xfs_without_quota,
+    Leaks, MIB, assert_close, available_after_recount, clone_image, directory_with, id, project, quota,
+    scratch, snapshot_id, store, wait_for_deferred_frees, with_few_inodes, xfs, xfs_without_quota,
 };
-use crate::fixtures::{TestStore, assert_fails, assert_refused, concurrently, entry, entry_count, remove};
+use crate::fixtures::{
+    TestStore, assert_available, assert_fails, assert_refused, concurrently, create_image, entry,
+    entry_count, margin, remove,
+};
 
 #[test]
 fn a_filesystem_volume_expands_in_use() {
@@ -235,6 +239,53 @@ fn other_processes_see_reservations_and_releases() {
     // The refused call makes the store recount, and the count then includes the blocks of the file system's
     // own metadata.
     assert!(available(&store).0.abs_diff(before.0) < MIB);
+}
+
+#[test]
+fn concurrent_processes_do_not_overcommit() {
+    const PROCESSES: u64 = 4;
+    let store = TestStore::open();
+    let before = store.space().unwrap().available;
+    let spec = &VolumeSpec::new(VolumeKind::Filesystem, Bytes(before.0 / 6));
+    let made: u64 = std::thread::scope(|scope| {
+        let process = |number: u64| {
+            let store = VolumeStore::open(&xfs(), StoreOptions::default()).unwrap();
+            let create = move |turn| store.create(&id(&format!("v-{number}-{turn}")), spec);
+            (0..6).map(create).filter(|made| made.is_ok()).count() as u64
+        };
+        let running: Vec<_> = (0..PROCESSES).map(|number| scope.spawn(move || process(number))).collect();
+        running.into_iter().map(|process| process.join().unwrap()).sum()
+    });
+    assert_eq!(store.list().unwrap().len() as u64, made);
+    assert!((1..=6).contains(&made), "{made} volumes of a sixth each");
+    // What refused processes may have left.
+    store.empty_trash().unwrap();
+}
+
+/// Threads of one process share the descriptors of their store, but no lock.
+#[test]
+fn threads_reserve_each_entry_once() {
+    const THREADS: u64 = 8;
+    let store = TestStore::open();
+    let (source, image) = create_image(&store, "source", MIB);
+    image.write_all_at(&vec![5; MIB as usize], 0).unwrap();
+    let before = store.space().unwrap().available.0;
+    let (spec, started) = (with_few_inodes(Bytes(MIB)), AtomicU64::new(0));
+    concurrently(THREADS as usize, || {
+        let own = id(&format!("own-{}", started.fetch_add(1, Ordering::Relaxed)));
+        store.create_snapshot(&source, &snapshot_id("one")).unwrap();
+        clone_image(&store, &source, &id("clone"), Bytes(MIB)).unwrap();
+        store.create(&id("same"), &spec).unwrap();
+        store.create(&own, &spec).unwrap();
+    });
+    store.empty_trash().unwrap();
+    // A snapshot, a clone, a shared directory and those of each thread. Two images that may be written share blocks.
+    let taken = (1 + 1 + 1 + THREADS) * MIB + 2 * margin(MIB);
+    assert_available(&store, before - taken);
+    let names = (0..THREADS).map(|own| format!("own-{own}")).chain(["same".to_owned()]);
+    let project_of_volume = |name: String| project_of(File::open(entry(&id(&name))).unwrap()).unwrap();
+    let projects: BTreeSet<u32> = names.map(project_of_volume).collect();
+    assert_eq!(projects.len() as u64, THREADS + 1, "two volumes share a project id");
 }
 
 #[rstest]

@@ -364,6 +364,7 @@ mod tests {
     #[rstest]
     #[case::unrepaired(|disk: &mut DataDisk| filesystem(disk).needs_repair = true, "xfs_repair /dev/vdb")]
     #[case::larger(|disk: &mut DataDisk| filesystem(disk).data_blocks += 1, "its former size")]
+    #[case::raid(|disk: &mut DataDisk| disk.signatures_behind.push(Signature { name: "MD RAID 0.90", offset: 4096 }), "wipefs --offset 4096 /dev/vdb")]
     #[case::no_crc(|disk: &mut DataDisk| filesystem(disk).features.crc = false, "version 5")]
     #[case::no_reflink(|disk: &mut DataDisk| filesystem(disk).features.reflink = false, "cannot be cloned")]
     #[case::no_ftype(|disk: &mut DataDisk| filesystem(disk).features.ftype = false, "overlayfs")]

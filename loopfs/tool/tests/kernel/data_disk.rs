@@ -151,6 +151,12 @@ fn mounting_expands_a_grown_disk() {
     let _leaks = Leaks::watch();
     let (disk, target) = (Disk::formatted(SIZE), Directory::new());
     disk.grow(SIZE + 64 * MIB);
+    // Metadata of a RAID behind the file system, which the expansion would overwrite.
+    let behind = SIZE + 64 * MIB - (64 << 10);
+    disk.write(behind, b"\xfc\x4e\x2b\xa9");
+    let error = mount_failure(&disk, &target);
+    assert!(error.contains("MD RAID 0.90"), "{error}");
+    disk.write(behind, &[0; 4]);
     let growth = &mounted(&disk, &target)["growth"];
     assert_eq!((&growth["from_bytes"], &growth["to_bytes"]), (&SIZE.into(), &(SIZE + 64 * MIB).into()));
     target.unmount();
@@ -162,6 +168,9 @@ fn mounting_expands_a_grown_disk() {
 fn mounting_recovers_an_unclean_filesystem() {
     let _leaks = Leaks::watch();
     let (disk, target) = (Disk::formatted(SIZE), Directory::new());
+    // The disk is a loop device, and a search by UUID ignores those.
+    let error = failure(&["mount", &uuid_of(&check(&disk.path)), text(target.path())]);
+    assert!(error.contains("no block device of this machine"), "{error}");
     mounted(&disk, &target);
     fs::write(target.path().join("file"), "content").unwrap();
     let root = File::open(target.path()).unwrap();
