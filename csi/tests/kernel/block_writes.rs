@@ -77,7 +77,8 @@ fn unpublishing_and_unstaging_keep_unsynced_writes() {
     let fixture = fixture();
     let (staging, target) = (fixture.target("staging"), fixture.target("target"));
     for round in 0..ROUNDS {
-        let is_published = round % 2 == 0;
+        // Most rounds are for staging: the driver does not hold a staged device open, and a faulty detach of that loses writes in few rounds.
+        let is_published = round % 16 == 3;
         repeated(|| match is_published {
             true => fixture.node().node_publish_volume(publish("v", &target, block())).map(drop),
             false => fixture.node().node_stage_volume(stage("v", &staging, block())).map(drop),

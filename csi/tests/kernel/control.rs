@@ -353,12 +353,13 @@ fn foreign_files_are_found_and_repaired() {
 /// A call that copies.
 type Copying = JoinHandle<Result<(), Status>>;
 
-const CAPACITY: u64 = 64 * MIB;
+/// Enough for the inodes of the files.
+const CAPACITY: u64 = 128 * MIB;
 
 /// Returns a node with the volume `pvc-1`, whose copy takes a while.
 fn node_with_many_files() -> Node {
-    // The copy asks at every 1024th name whether it is still wanted.
-    const FILES: usize = 2500;
+    // The copy asks at every 1024th name whether it is still wanted, and the end of the call must arrive while it copies.
+    const FILES: usize = 6000;
     let node = Node::new();
     let spec = VolumeSpec::new(VolumeKind::Filesystem, Bytes(CAPACITY));
     node.fixture.store.create(&id("pvc-1"), &spec).unwrap();

@@ -98,6 +98,7 @@ fn a_driver_process_stops_on_sigterm() {
     let fixture = crate::fixture::Fixture::without_driver();
     let process = Process::start(&fixture.directories);
     process.connect().wait_until_ready();
+    fixture.directories.wait_for_registration_socket();
     let sockets = [fixture.directories.endpoint.clone(), fixture.directories.registration_socket()];
     assert!(sockets.iter().all(|socket| socket.exists()));
     assert!(process.signal(Signal::SIGTERM).success());

@@ -165,6 +165,10 @@ fn same_name_with_other_source_fails(#[case] kind: VolumeKind) {
         Code::NotFound,
         &["volume_content_source", "s"],
     );
+    let snapshot = node.create_snapshot(create_snapshot("n", "absent"));
+    assert_refused(snapshot, Code::NotFound, &["source_volume_id", "absent"]);
+    let copy = node.create_volume(from_volume("n", "absent", FOUR, capability()));
+    assert_refused(copy, Code::NotFound, &["volume_content_source", "absent"]);
     fixture.finish();
 }
 

@@ -9,7 +9,7 @@ use nix::mount::{MntFlags, MsFlags, mount as mount_filesystem, umount2};
 use nix::sys::stat::{Mode, SFlag, makedev, mknod};
 use tonic::Code;
 
-use crate::fixture::{Fixture, id};
+use crate::fixture::{Fixture, id, read_from, write_to};
 use crate::support::*;
 
 /// A tmpfs that covers `/dev` and has no node of a loop device. Dropping it uncovers `/dev`.
@@ -43,6 +43,7 @@ fn restarted_driver_recognises_published_device() {
         (fixture.target("staging"), fixture.target("target"), fixture.target("other"));
     fixture.node().node_stage_volume(stage("v", &staging, block())).unwrap();
     fixture.node().node_publish_volume(publish("v", &target, block())).unwrap();
+    write_to(&target, b"kept").unwrap();
     // As at the start of another container of the driver.
     drop(first);
     let second = StaticDev::cover();
@@ -58,8 +59,12 @@ fn restarted_driver_recognises_published_device() {
     let data = &fixture.directories.data;
     assert_eq!(mount_points(data, &id("v")).unwrap(), Some(vec![target.clone()]));
 
+    assert_eq!(read_from(&target, 4), b"kept");
     fixture.node().node_unpublish_volume(unpublish("v", &target)).unwrap();
     assert_eq!(fixture.devices("v"), []);
+    fixture.node().node_publish_volume(publish("v", &target, block())).unwrap();
+    assert_eq!(read_from(&target, 4), b"kept");
+    fixture.node().node_unpublish_volume(unpublish("v", &target)).unwrap();
     fixture.node().node_unstage_volume(unstage("v", &staging)).unwrap();
     fixture.finish();
     drop(second);

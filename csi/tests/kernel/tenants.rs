@@ -282,18 +282,23 @@ fn offset_changed_before_start_is_restored() {
     fixture.finish();
 }
 
-/// The pod replaces the file while no driver runs.
+/// Binds the read-only device of a pod to another file.
+fn replace_file(fixture: &Fixture, own: &Path, name: &str) {
+    let file = File::create_new(fixture.scratch().join(name)).unwrap();
+    file.set_len(MIB).unwrap();
+    change_loop_file(File::open(own).unwrap(), &file).unwrap();
+}
+
+/// A pod replaces the file while no driver runs, and another one while the driver holds its device.
 #[test]
-fn files_replaced_before_start_are_reported() {
+fn replaced_files_of_devices_are_reported() {
     let fixture = Fixture::without_driver();
     fixture.volume("v", VolumeKind::Block);
     fixture.volume("other", VolumeKind::Block);
     let (target, others) = (fixture.target("v"), fixture.target("other"));
     let own = publish_and_kill(&fixture, publish_read_only("v", &target, block()));
-    let file = File::create_new(fixture.scratch().join("of-the-pod")).unwrap();
-    file.set_len(MIB).unwrap();
-    change_loop_file(File::open(&*own).unwrap(), &file).unwrap();
-    drop((own, file));
+    replace_file(&fixture, &own, "of-the-pod");
+    drop(own);
 
     let (process, node) = Process::start_ready(&fixture.directories);
     // The kubelet asks for each volume that it has published.
@@ -304,13 +309,25 @@ fn files_replaced_before_start_are_reported() {
     let refused = node.node_publish_volume(publish_read_only("v", &target, block()));
     assert_refused(refused, Code::FailedPrecondition, &["end the workloads"]);
     // No other volume is concerned, whatever the label.
-    node.node_publish_volume(publish("other", &others, block())).unwrap();
+    let publish_other = || node.node_publish_volume(publish_read_only("other", &others, block()));
+    publish_other().unwrap();
     let other = node.condition("other");
     assert!(!other.abnormal, "{other:?}");
+
+    let own = ContainerNode::of(&others);
+    replace_file(&fixture, &own, "of-the-other-pod");
+    drop(own);
+    let other = node.controller_get_volume(get("other")).unwrap().status.unwrap();
+    assert_eq!(other.published_node_ids, [NODE]);
+    let condition = other.volume_condition.unwrap();
+    assert!(condition.abnormal && condition.message.contains("is attached to"), "{condition:?}");
+    assert_refused(publish_other(), Code::FailedPrecondition, &["end the workloads"]);
     for (volume, target) in [("other", &others), ("v", &target)] {
         node.node_unpublish_volume(unpublish(volume, target)).unwrap();
     }
     assert_eq!(LoopControl::open().unwrap().list().unwrap().devices, []);
+    publish_other().unwrap();
+    node.node_unpublish_volume(unpublish("other", &others)).unwrap();
     process.stop(node);
     fixture.finish();
 }

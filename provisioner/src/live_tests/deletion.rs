@@ -22,15 +22,30 @@ async fn retained_volume_keeps_its_data() {
     cluster.finish([provisioner]).await;
 }
 
+/// The class retains the data, and a second claim has it before it is deleted.
 #[tokio::test]
 async fn available_volume_is_deleted() {
     let cluster = TestCluster::connect().await;
     let provisioner = cluster.provisioner().await;
-    cluster.claim("data", json!({})).await;
-    let name = cluster.bound("data").await.name_any();
+    let class = cluster.another_class("retaining", json!({"reclaimPolicy": "Retain"})).await;
+    cluster.claim("data", json!({"spec": {"storageClassName": class}})).await;
+    let volume = cluster.bound("data").await;
+    assert!(!pv::has_delete_policy(&volume) && !pv::has_finalizer(&volume), "{volume:?}");
+    let name = volume.name_any();
     let change = async |spec: Value| cluster.change(&cluster.objects(), &name, json!({"spec": spec})).await;
-    cluster.retain(&name).await;
     cluster.delete_claim("data").await;
+    cluster.until_in_phase(&name, "Released").await;
+    change(json!({"claimRef": null})).await;
+    cluster.until_in_phase(&name, "Available").await;
+
+    // The scheduler selects no node for a claim that names its volume.
+    let another = json!({
+        "metadata": {"annotations": null}, "spec": {"storageClassName": class, "volumeName": name},
+    });
+    cluster.claim("another", another).await;
+    let claim = ownership::bound_claim(&cluster.bound("another").await);
+    assert_eq!(claim.and_then(|claim| claim.name).as_deref(), Some("another"));
+    cluster.delete_claim("another").await;
     cluster.until_in_phase(&name, "Released").await;
     change(json!({"claimRef": null})).await;
     cluster.until_in_phase(&name, "Available").await;
