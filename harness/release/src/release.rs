@@ -108,7 +108,14 @@ async fn pack(root: &Path, content: &[(&str, &str)], target: &Path) -> Result<()
     let files = git(root).args(["ls-files", "-z", "--"]).args(directories).run().await?.stdout;
     anyhow::ensure!(!files.is_empty(), "Git tracks no files of {content:?}");
     Program::new("tar")
-        .args(["--create", "--null", "--no-recursion", "--files-from=-", "--dereference", "--hard-dereference"])
+        .args([
+            "--create",
+            "--null",
+            "--no-recursion",
+            "--files-from=-",
+            "--dereference",
+            "--hard-dereference",
+        ])
         .args(["--sort=name", "--format=gnu", "--owner=0", "--group=0", "--numeric-owner"])
         .args(["--mode=u=rwX,go=rX", "--mtime=@0"])
         .args(["--use-compress-program=gzip --best --no-name", "--transform"])

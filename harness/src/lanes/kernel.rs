@@ -43,10 +43,18 @@ const GO_TESTS: &str = "kubelet-quota";
 const SEED: &str = "LOOPFS_TEST_SEED";
 const STEPS: &str = "LOOPFS_TEST_STEPS";
 
-/// Tests that take long and whose results depend on the number of volumes, files, calls or devices rather than on
+/// Tests that take long and whose results depend on the number of volumes, files, calls or devices, or on the driver, rather than on
 /// the kernel. If several kernels are booted, they run on the default kernel only.
-const ON_ONE_KERNEL: [&str; 5] =
-    ["inode_space::", "many_devices::", "restart_storm::", "rpc_table::", "store_model::"];
+const ON_ONE_KERNEL: [&str; 8] = [
+    "control::",
+    "directory_copies::",
+    "hard_links_need_no_memory",
+    "inode_space::",
+    "many_devices::",
+    "restart_storm::",
+    "rpc_table::",
+    "store_model::",
+];
 
 /// Tests of calls whose results depend on the kernel. They run on each kernel.
 const KERNELS_DIFFER: [&str; 8] = [
@@ -84,6 +92,9 @@ enum Share {
 }
 
 pub(super) async fn run(session: &Session, kernels: Kernels<'_>, only: &[String]) -> Result<Report> {
+    let directory = tempfile::tempdir().context("make a directory")?;
+    let programs = Programs::build(session, directory.path());
+    let (programs, ()) = tokio::try_join!(programs, packages::ensure(session, packages::VIRTUAL_MACHINE))?;
     let names = Kernel::names(&session.workspace)?;
     let default = Kernel::default_name(session)?;
     let shares = match kernels {
@@ -93,9 +104,6 @@ pub(super) async fn run(session: &Session, kernels: Kernels<'_>, only: &[String]
         Kernels::OfTheCommit if !only.is_empty() => shares(&names, &default, None),
         Kernels::OfTheCommit => shares(&names, &default, Some(commit(session).await)),
     };
-    let directory = tempfile::tempdir().context("make a directory")?;
-    let programs = Programs::build(session, directory.path());
-    let (programs, ()) = tokio::try_join!(programs, packages::ensure(session, packages::VIRTUAL_MACHINE))?;
     let tested = futures::stream::iter(&shares).map(async |(name, share)| {
         let _processor = session.processor().await;
         let started = Instant::now();
@@ -161,7 +169,7 @@ struct Programs {
 impl Programs {
     /// Builds them. `directory` is for those that are not in the cache.
     async fn build(session: &Session, directory: &Path) -> Result<Programs> {
-        let tests = builds::guest_tests(session).await?;
+        let (tests, guest) = tokio::try_join!(builds::guest_tests(session), builds::guest_programs(session))?;
         let mut files = Vec::new();
         for package in PACKAGES {
             files.push(program(&test_path(package), tests.test(package, TEST)?));
@@ -180,7 +188,7 @@ impl Programs {
             debian.extend(program.files(session).await?);
         }
         files.extend(debian.into_iter().map(|(path, host)| program(&path, host)));
-        Ok(Programs { init: builds::guest_programs(session).await?.init, files, power_cut })
+        Ok(Programs { init: guest.init, files, power_cut })
     }
 }
 

@@ -47,13 +47,19 @@ pub async fn bench(session: &Session, package: &str, name: &str) -> Result<PathB
 
 /// Builds static programs with these arguments to cargo, as a step with the title `title`.
 pub async fn programs(session: &Session, title: &str, args: &[&str]) -> Result<Built> {
+    // In the order of the calls.
+    let _turn = session.turn_to_compile().await;
     let root = session.workspace.root();
-    build(session, title, linked_statically(program(root).args(args.iter().copied()), root).await?).await
+    run(session, title, linked_statically(program(root).args(args.iter().copied()), root).await?).await
 }
 
 /// Runs a build of cargo as a step with the title `title`.
 pub(crate) async fn build(session: &Session, title: &str, cargo: Program) -> Result<Built> {
     let _turn = session.turn_to_compile().await;
+    run(session, title, cargo).await
+}
+
+async fn run(session: &Session, title: &str, cargo: Program) -> Result<Built> {
     let step = session.progress.step(title);
     let cargo = cargo.args(["--message-format", "json-render-diagnostics"]);
     let finished = cargo.on_stderr_line(step.line_notes()).run().await?;

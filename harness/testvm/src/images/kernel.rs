@@ -219,7 +219,8 @@ async fn decompressed(path: &Path) -> Result<Vec<u8>> {
         Some("xz") => {
             let target = tempfile::NamedTempFile::new().context("make a file")?;
             // The output goes to a file because it is not text.
-            let xz = Program::new("sh").args(["-c", "exec xz --decompress --stdout -- \"$1\" > \"$2\"", "sh"]);
+            let xz =
+                Program::new("sh").args(["-c", "exec xz --decompress --stdout -- \"$1\" > \"$2\"", "sh"]);
             let xz = xz.arg(path).arg(target.path()).run().await;
             xz.with_context(|| format!("decompress {}", path.display()))?;
             Ok(fs::read(target.path())?)

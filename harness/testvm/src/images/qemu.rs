@@ -37,7 +37,8 @@ impl Qemu {
     pub async fn prepare(session: &Session) -> Result<Qemu> {
         let packages = [PACKAGE.to_owned()];
         let selection = Selection::new(SUITE, EXTRACT, &packages);
-        let check = async |directory: &Path| Qemu { directory: directory.to_owned() }.version().await.map(drop);
+        let check =
+            async |directory: &Path| Qemu { directory: directory.to_owned() }.version().await.map(drop);
         let directory = unpacked(session, "QEMU", &selection, Recipe::new("qemu", 2), place, check).await?;
         Ok(Qemu { directory })
     }

@@ -19,6 +19,7 @@ pub async fn busybox(session: &Session) -> Result<PathBuf> {
     let packages = [PACKAGE.to_owned()];
     let selection = Selection::new(SUITE, EXTRACT, &packages);
     let place = |path: &Path| (path == Path::new(PROGRAM)).then(|| path.to_owned());
-    let directory = unpacked(session, "busybox", &selection, Recipe::new("busybox", 2), place, unchecked).await?;
+    let directory =
+        unpacked(session, "busybox", &selection, Recipe::new("busybox", 2), place, unchecked).await?;
     Ok(directory.join(PROGRAM))
 }
