@@ -11,8 +11,8 @@ use tokio::time::timeout;
 
 use super::node_vm::unless_node_ends;
 
-/// Limits a program that only looks something up, from the request to its end.
-const EXEC_DEADLINE: Duration = Duration::from_secs(60);
+/// Limits a program from the request to its end. One that fills a volume takes a minute on an emulated node whose host compiles.
+const EXEC_DEADLINE: Duration = Duration::from_secs(240);
 
 /// The result of a program that ran in a container.
 #[derive(Debug)]

@@ -87,7 +87,7 @@ where
     K: Resource + DeserializeOwned + Clone + Debug,
 {
     match api.delete(name, &DeleteParams::background()).await {
-        Err(kube::Error::Api(status)) if status.is_not_found() => Ok(()),
+        Err(kube::Error::Api(status)) if status.code == 404 => Ok(()),
         deleted => deleted.map_err(api_error).with_context(|| named("delete", api, name)).map(drop),
     }
 }

@@ -118,8 +118,9 @@ pub(crate) fn retaining_class(env: &TestEnv<'_>, name: &str) -> DynamicObject {
 /// Deletes the VolumeSnapshots of the namespace, and the VolumeSnapshotContents of the driver with their snapshots. A cluster
 /// without these kinds has none.
 pub(crate) async fn delete_all(env: &TestEnv<'_>) -> Result<()> {
+    // Without the component, the API server does not know the kind, and gives no reason for its answer.
     let listed = match contents(env).list(&ListParams::default()).await {
-        Err(kube::Error::Api(status)) if status.is_not_found() => return Ok(()),
+        Err(kube::Error::Api(status)) if status.code == 404 => return Ok(()),
         listed => listed.map_err(api_error).context("list the VolumeSnapshotContents")?,
     };
     let nodes = objects::list(&Api::<Node>::all(env.client.clone()), "").await?;
@@ -143,7 +144,7 @@ pub(crate) async fn delete_all(env: &TestEnv<'_>) -> Result<()> {
 /// Changes a VolumeSnapshotContent, if it exists.
 async fn patch_if_exists(env: &TestEnv<'_>, name: &str, change: Value) -> Result<()> {
     match contents(env).patch(name, &PatchParams::default(), &Patch::Merge(&change)).await {
-        Err(kube::Error::Api(status)) if status.is_not_found() => Ok(()),
+        Err(kube::Error::Api(status)) if status.code == 404 => Ok(()),
         patched => {
             patched.map_err(api_error).with_context(|| format!("patch {CONTENT} {name}: {change}")).map(drop)
         }
