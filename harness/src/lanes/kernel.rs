@@ -313,9 +313,10 @@ fn evaluate(
         let suite = format!("kernel {kernel}: {name}");
         let output = std::fs::read_to_string(machines.logs.join(format!("{name}.log"))).unwrap_or_default();
         let ended_well = heard.ended_well(name).0;
-        let run = match name == GO_TESTS {
-            true => go_tests::parse(&output),
-            false => Run::parse_timed(&output, heard.line_times(name)),
+        let run = if name == GO_TESTS {
+            go_tests::parse(&output)
+        } else {
+            Run::parse_timed(&output, heard.line_times(name))
         };
         run.report(&mut report, &suite, ended_well, only);
     }

@@ -8,7 +8,7 @@ use testvm_cluster::objects;
 use super::environment::TestEnv;
 use super::sizes::Size;
 use super::users::User;
-use super::workload::{VolumeMode, claim};
+use super::workload::VolumeMode;
 use super::{claims, pods};
 
 /// The size of new volumes, and by how much each expansion enlarges them.
@@ -33,8 +33,7 @@ impl InUse {
     /// Creates the claims and the pods, and has the first pod check the volumes and write to them.
     pub(crate) async fn create(&self, env: &TestEnv<'_>) -> Result<()> {
         for (name, mode) in &self.writer.claims {
-            claims::create(env, &claim(name, &env.driver.class_name(), STEP, *mode, "ReadWriteOnce")?)
-                .await?;
+            claims::request(env, name, STEP, *mode).await?;
         }
         pods::create(env, &self.writer.pod()?).await?;
         pods::start_read_only(env, &self.reader, &self.writer.claims[0].0, VolumeMode::Filesystem).await?;

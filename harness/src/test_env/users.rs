@@ -11,7 +11,7 @@ use testvm_cluster::waiting::until_none_complains;
 use super::claims;
 use super::environment::TestEnv;
 use super::sizes::Size;
-use super::workload::{Held, VolumeMode, claim, holder_of};
+use super::workload::{Held, VolumeMode, holder_of};
 
 /// A pod and its claims.
 pub(crate) struct User {
@@ -47,11 +47,8 @@ impl User {
 
 /// Creates the claims and starts the pods, and returns the running pods.
 pub(crate) async fn start(env: &TestEnv<'_>, users: &[User], size: Size) -> Result<Vec<Pod>> {
-    let class = env.driver.class_name();
-    try_join_all(users.iter().flat_map(|user| &user.claims).map(async |(name, mode)| {
-        claims::create(env, &claim(name, &class, size, *mode, "ReadWriteOnce")?).await
-    }))
-    .await?;
+    let claims = users.iter().flat_map(|user| &user.claims);
+    try_join_all(claims.map(async |(name, mode)| claims::request(env, name, size, *mode).await)).await?;
     for user in users {
         objects::create(&env.pods(), &user.pod()?).await?;
     }

@@ -21,7 +21,7 @@ use crate::test_env::environment::{RunTimeouts, TestEnv, Timeouts};
 use crate::test_env::sizes::Size;
 use crate::test_env::users::{self, User, is_ready};
 use crate::test_env::volume_work::{by_kubelet_for_volumes, loop_devices};
-use crate::test_env::workload::{Held, VolumeMode, claim, holder_of};
+use crate::test_env::workload::{Held, VolumeMode, holder_of};
 
 const POD_START: &str = "pod_start_seconds";
 const POD_START_WITHOUT_VOLUME: &str = "pod_start_seconds_without_volume";
@@ -135,11 +135,9 @@ fn users(volumes: u64) -> Vec<User> {
 
 /// Creates block claims and waits until they are bound, so that the provisioner has no part in the start of their pods.
 async fn bind(env: &TestEnv<'_>, node: &Node, names: &[String]) -> Result<()> {
-    try_join_all(names.iter().map(async |name| {
-        let claim = claim(name, &env.driver.class_name(), SIZE, VolumeMode::Block, "ReadWriteOnce")?;
-        claims::create(env, &claims::with_selected_node(claim, node.name())).await
-    }))
-    .await?;
+    let create =
+        async |name: &String| claims::request_on(env, node.name(), name, SIZE, VolumeMode::Block).await;
+    try_join_all(names.iter().map(create)).await?;
     let names: Vec<&str> = names.iter().map(String::as_str).collect();
     until_none_complains(env.claims(), "claim", &names, START_TIMEOUT, |claim| {
         (!claims::is_bound(claim)).then(|| "is not bound".to_owned())
