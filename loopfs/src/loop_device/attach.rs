@@ -109,7 +109,8 @@ impl AttachCall<'_> {
     fn next_candidate(&self) -> Result<CandidateIndex> {
         Ok(match self.options.index {
             IndexPolicy::Pool => {
-                let acquired = self.pool.acquire(self.control, self.options.discard)?;
+                let acquired =
+                    self.pool.acquire(self.control, self.options.discard, self.retries.deadline)?;
                 CandidateIndex { index: acquired.index, acquired: Some(acquired), _control_lock: None }
             }
             IndexPolicy::Any => {

@@ -31,6 +31,7 @@ use super::device::{BEYOND_ALL_INDICES, node_name};
 use super::discard::Discard;
 use super::mounted::{self, mounted_numbers};
 use super::query::Call;
+use crate::deadline::Deadline;
 use crate::error::{Context, Error, ErrorKind, Result};
 use crate::mount::MountCache;
 use crate::sys::loop_dev;
@@ -41,6 +42,9 @@ const REMOVERS: usize = 64;
 
 /// How long to wait for the next removal. One that takes longer waits for a process that changes the device.
 const REMOVAL_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// How long to wait for another process that adds or removes devices. The kernel sends no event when it has removed one.
+const CHANGE_PAUSE: Duration = Duration::from_millis(10);
 
 /// Devices with a deferred detach that one call checks for their last close.
 const CLOSING_LOOKS: usize = 8;
@@ -69,6 +73,8 @@ pub(super) struct Pool {
     options: PoolOptions,
     numbers: LoopDeviceNumbers,
     mounts: Mutex<MountCache>,
+    /// Locked while idle devices are removed. A concurrent call would find them neither idle nor free.
+    removals: Mutex<()>,
     state: Mutex<PoolState>,
 }
 
@@ -86,6 +92,14 @@ pub(super) struct Acquired {
     /// The sequence number that the device still has if no process has bound it since it was idle. `None`: the index was added just
     /// now, and its node must not be mounted.
     pub(super) sequence: Option<NonZeroU64>,
+}
+
+/// The result of removing the idle devices of a range that is used up.
+enum Recreation {
+    Added(Acquired),
+    /// Another process is adding or removing devices, which may leave one that is idle.
+    OthersChange,
+    AllUsed,
 }
 
 #[derive(Debug, Default)]
@@ -124,7 +138,7 @@ impl Pool {
         let state = PoolState { next: options.range.start, ..PoolState::default() };
         let mounts = Mutex::new(MountCache::below("/".into()));
         let numbers = LoopDeviceNumbers { minors: BEYOND_ALL_INDICES / limit };
-        Ok(Self { options, numbers, mounts, state: Mutex::new(state) })
+        Ok(Self { options, numbers, mounts, removals: Mutex::default(), state: Mutex::new(state) })
     }
 
     /// Returns the numbers of the devices. They are not known before the loop module is loaded, and constant while its control device is
@@ -140,11 +154,40 @@ impl Pool {
     /// Returns an index that was idle when last seen. The kernel decides: another program may have bound it since. The caller opens the
     /// device and then calls [`is_unused`](Self::is_unused). A device without discards is not reused for an attachment with discards:
     /// removing it and adding it again takes a hundred times as long as adding another one.
-    pub(super) fn acquire(&self, control: &Arc<OwnedFd>, discard: Discard) -> Result<Acquired> {
-        let range = &self.options.range;
-        for _ in range.clone() {
+    ///
+    /// # Errors
+    /// [`ErrorKind::NoSpace`]: a program has bound or opened each device of the range, or its node is mounted. At the deadline another
+    /// process may also be adding or removing one.
+    pub(super) fn acquire(
+        &self,
+        control: &Arc<OwnedFd>,
+        discard: Discard,
+        deadline: Deadline,
+    ) -> Result<Acquired> {
+        loop {
+            if let Some(found) = self.search(control, discard)? {
+                return Ok(found);
+            }
+            // Better a slow attachment than none.
+            match self.recreate(control)? {
+                Recreation::Added(added) => return Ok(added),
+                Recreation::OthersChange if !deadline.left().is_zero() => {
+                    std::thread::sleep(CHANGE_PAUSE.min(deadline.left()));
+                }
+                Recreation::OthersChange | Recreation::AllUsed => {
+                    let Range { start, end } = self.options.range;
+                    let detail = format!("all indices from {start} to {} are in use", end - 1);
+                    return Err(Error::new(ErrorKind::NoSpace, "add", "a loop device", detail));
+                }
+            }
+        }
+    }
+
+    /// Returns an idle index, or adds one of the range.
+    fn search(&self, control: &Arc<OwnedFd>, discard: Discard) -> Result<Option<Acquired>> {
+        for _ in self.options.range.clone() {
             if let Some(idle) = self.lock().pop_idle(discard) {
-                return Ok(idle);
+                return Ok(Some(idle));
             }
             self.examine_closing();
             if self.is_scan_due() {
@@ -156,7 +199,7 @@ impl Pool {
             }
             let Some(candidate) = self.next() else { continue };
             match self.add(control, candidate) {
-                Ok(added) => return Ok(added),
+                Ok(added) => return Ok(Some(added)),
                 // The device exists already, added by this or another process, and may have become idle without notice.
                 Err(Errno::EEXIST) if is_unbound(candidate) => {
                     let mut state = self.lock();
@@ -168,21 +211,49 @@ impl Pool {
                 Err(errno) => return Err(Error::sys("add", node_name(candidate), errno)),
             }
         }
-        // Better a slow attachment than none.
+        Ok(None)
+    }
+
+    /// Removes the idle devices of the range, and adds one of them again.
+    fn recreate(&self, control: &Arc<OwnedFd>) -> Result<Recreation> {
+        let _removals = self.lock_removals();
         if let Some((index, sequence)) = self.lock().idle.pop_first() {
-            return Ok(Acquired { index, sequence: Some(sequence) });
+            return Ok(Recreation::Added(Acquired { index, sequence: Some(sequence) }));
         }
+        // A concurrent call has removed all idle devices, and needed one.
+        if let Some(added) = self.add_any(control)? {
+            return Ok(Recreation::Added(added));
+        }
+        self.scan()?;
         let unproven = std::mem::take(&mut self.lock().unproven);
-        self.remove(control, unproven.iter().copied().collect());
-        for index in unproven {
-            // EEXIST: a process has it open, or is changing it. The next scan finds it again.
-            if let Ok(added) = self.add(control, index) {
-                return Ok(added);
+        let removals = self.remove(control, unproven.into_iter().collect());
+        if let Some(added) = self.add_any(control)? {
+            return Ok(Recreation::Added(added));
+        }
+        // ENODEV: another process is removing the device. EBUSY: a process has it open; the next scan finds it again. An index with neither
+        // a device nor room for one is being changed.
+        let is_missing = |index: &u32| !loop_dev::exists(*index);
+        let others_change =
+            removals.contains(&Err(Errno::ENODEV)) || self.usable_indices().iter().any(is_missing);
+        Ok(if others_change { Recreation::OthersChange } else { Recreation::AllUsed })
+    }
+
+    /// Adds the first index of the range that has no device.
+    fn add_any(&self, control: &Arc<OwnedFd>) -> Result<Option<Acquired>> {
+        for index in self.usable_indices() {
+            match self.add(control, index) {
+                Ok(added) => return Ok(Some(added)),
+                Err(Errno::EEXIST) => {}
+                Err(errno) => return Err(Error::sys("add", node_name(index), errno)),
             }
         }
-        let detail =
-            format!("all indices from {} to {} are in use", range.start, range.end.saturating_sub(1));
-        Err(Error::new(ErrorKind::NoSpace, "add", "a loop device", detail))
+        Ok(None)
+    }
+
+    /// Returns the indices of the range whose node is not mounted.
+    fn usable_indices(&self) -> Vec<u32> {
+        let state = self.lock();
+        self.options.range.clone().filter(|index| !state.mounted.contains(index)).collect()
     }
 
     fn add(&self, control: &Arc<OwnedFd>, index: u32) -> std::result::Result<Acquired, Errno> {
@@ -357,27 +428,28 @@ impl Pool {
 
     /// Removes `count` idle devices, first those that a process may have open. One that is open is found again by the next scan.
     fn remove_some(&self, control: &Arc<OwnedFd>, count: usize) -> usize {
+        let _removals = self.lock_removals();
         let surplus: Vec<u32> = {
             let mut state = self.lock();
             let last = || state.unproven.pop_last().or_else(|| state.idle.pop_last().map(|(index, _)| index));
             std::iter::from_fn(last).take(count).collect()
         };
-        self.remove(control, surplus)
+        self.remove(control, surplus).into_iter().filter(Result::is_ok).count()
     }
 
-    /// Removes devices, many concurrently, and returns how many were removed. Does not wait for a device that a process is changing, nor
-    /// remove it twice: its thread is left behind. If no thread can be created, it waits for each.
-    fn remove(&self, control: &Arc<OwnedFd>, surplus: Vec<u32>) -> usize {
+    /// Removes devices, many concurrently, and returns the results of those that did not take too long. Does not wait for a device that a
+    /// process is changing, nor remove it twice: its thread is left behind. If no thread can be created, it waits for each.
+    fn remove(&self, control: &Arc<OwnedFd>, surplus: Vec<u32>) -> Vec<std::result::Result<(), Errno>> {
         let threads = surplus.len().min(REMOVERS);
         let (control, surplus, numbers) = (Arc::clone(control), Arc::new(Mutex::new(surplus)), self.numbers);
         let (sender, results) = channel();
         let pop = move || surplus.lock().unwrap_or_else(PoisonError::into_inner).pop();
         let work = move || {
             while let Some(index) = pop() {
-                let call = Call::begin(numbers.of(index), Duration::ZERO);
-                let is_removed = call.is_some() && loop_dev::remove(&control, index).is_ok();
-                // The caller may not wait any more.
-                sender.send(is_removed).ok();
+                if let Some(_call) = Call::begin(numbers.of(index), Duration::ZERO) {
+                    // The caller may not wait any more.
+                    sender.send(loop_dev::remove(&control, index)).ok();
+                }
             }
             // Before the sender, for whose end the caller waits: nothing uses the driver when this call returns.
             drop(control);
@@ -388,11 +460,7 @@ impl Pool {
             0 => work(),
             _ => drop(work),
         }
-        let mut removed = 0;
-        while let Ok(is_removed) = results.recv_timeout(REMOVAL_TIMEOUT) {
-            removed += usize::from(is_removed);
-        }
-        removed
+        std::iter::from_fn(|| results.recv_timeout(REMOVAL_TIMEOUT).ok()).collect()
     }
 
     /// Without a scan, only the devices that this process has detached are known.
@@ -400,6 +468,10 @@ impl Pool {
         if self.is_scan_due() {
             self.scan().ok();
         }
+    }
+
+    fn lock_removals(&self) -> MutexGuard<'_, ()> {
+        self.removals.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn lock(&self) -> MutexGuard<'_, PoolState> {

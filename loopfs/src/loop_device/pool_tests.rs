@@ -3,6 +3,9 @@
 use std::fs::File;
 use std::ops::Range;
 use std::os::fd::AsFd;
+use std::sync::Arc;
+use std::sync::mpsc::channel;
+use std::time::Duration;
 
 use nix::errno::Errno;
 use rstest::rstest;
@@ -17,10 +20,17 @@ use super::options::AttachOptions;
 use super::pool::PoolOptions;
 use super::unmanaged;
 use crate::error::ErrorKind;
-use crate::sys::loop_dev::{reset, with};
+use crate::sys::loop_dev::{self, reset, with};
 
 fn small_pool() -> LoopControl {
     LoopControl::with_pool(PoolOptions { range: 10..13, keep_idle: 3 }).unwrap()
+}
+
+/// A file that no process has open for writing: attaching it queries no device.
+fn unwritten_image() -> File {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(&file, [0; 4096]).unwrap();
+    File::open(file.into_temp_path()).unwrap()
 }
 
 fn attach_all(control: &LoopControl, images: &[File], options: &AttachOptions) -> Vec<LoopDevice> {
@@ -231,16 +241,50 @@ fn locked_devices_delay_no_removal() {
     with(|model| model.locked.clear());
 }
 
+/// One call removes all idle devices of the range, and another one needs one of them in the meantime.
+#[test]
+fn concurrent_removals_are_awaited() {
+    reset(|model| (10..13).for_each(|index| model.add_idle(index)));
+    let control = Arc::new(small_pool());
+    with(|model| model.locked = (10..13).collect());
+    let added = || with(|model| model.calls.get("add").copied().unwrap_or_default());
+    let (sender, results) = channel();
+    for _ in 0..2 {
+        let (control, sender, before) = (Arc::clone(&control), sender.clone(), added());
+        let attach =
+            move || drop(sender.send(control.attach(unwritten_image().as_fd(), &options()).map(drop)));
+        loop_dev::spawn("attach", attach).unwrap();
+        // It has found that each index has a device.
+        while added() < before + 3 {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+    with(|model| model.locked.clear());
+    drop(sender);
+    results.iter().for_each(|attached| attached.unwrap());
+}
+
+/// Another process removes all idle devices, and it takes a while until their indices are free.
+#[test]
+fn removals_of_others_are_awaited() {
+    old_and_new(|| {
+        let control = small_pool();
+        with(|model| {
+            (10..13).for_each(|index| model.add_idle(index));
+            model.failures.insert("remove", [Errno::ENODEV; 9].into());
+        });
+        drop(control.attach(image().as_fd(), &options()).unwrap());
+        with(|model| assert_eq!(model.failures["remove"], []));
+    });
+}
+
 #[test]
 fn the_pool_opens_no_other_device() {
     old_and_new(|| {
         with(|model| (10..13).for_each(|index| model.bind_foreign(index)));
         let control = small_pool();
         let before = with(|model| model.calls.get("open").copied().unwrap_or_default());
-        // Asking the file costs none: it has no writer.
-        let file = tempfile::NamedTempFile::new().unwrap().into_temp_path();
-        std::fs::write(&file, [0; 4096]).unwrap();
-        let reader = File::open(&file).unwrap();
+        let reader = unwritten_image();
         let full = control.attach(reader.as_fd(), &options()).unwrap_err();
         assert_eq!(full.kind(), ErrorKind::NoSpace, "{full}");
         assert_eq!(control.idle(), 0);

@@ -15,7 +15,7 @@ pub(super) fn check(before: &State, events: &[Event], after: &[Attachment]) -> R
             access_mode(call, reply)?;
             requested_properties(before, call, reply)?;
             identity(before, call, reply)?;
-            idle_indices(before, events, call, reply)?;
+            idle_indices(before, call, reply)?;
             found_devices(before, call, reply, after)?;
         }
     }
@@ -62,15 +62,8 @@ fn identity(before: &State, call: &Call, reply: &Reply) -> Result<(), String> {
     })
 }
 
-/// A pool that returns no index has none: every index of the range is bound, or is being removed at this moment. It returns each
-/// index once.
-fn idle_indices(before: &State, events: &[Event], call: &Call, reply: &Reply) -> Result<(), String> {
-    let removes = |event: &Event| match event {
-        Event::Replied { call, .. } | Event::Interrupted { call, .. } => {
-            matches!(call, Call::RemoveIdle { .. })
-        }
-        _ => false,
-    };
+/// A pool that returns no index has none: every index of the range is bound. It returns each index once.
+fn idle_indices(before: &State, call: &Call, reply: &Reply) -> Result<(), String> {
     match reply {
         Reply::UsedUp(indices) => {
             let distinct: BTreeSet<u32> = indices.iter().copied().collect();
@@ -85,9 +78,9 @@ fn idle_indices(before: &State, events: &[Event], call: &Call, reply: &Reply) ->
                 )
             })
         }
-        Reply::Failed { kind: Failure::NoSpace, .. } => ensure(events.iter().any(removes), || {
-            format!("the pool has forgotten idle indices: {call:?} returned {reply:?}; before: {before:?}")
-        }),
+        Reply::Failed { kind: Failure::NoSpace, .. } => Err(format!(
+            "the pool has forgotten idle indices: {call:?} returned {reply:?}; before: {before:?}"
+        )),
         _ => Ok(()),
     }
 }
