@@ -622,8 +622,10 @@ pub(super) fn expand(
     let publisher = volumes.monitor.verified()?;
     require_filesystem(&publisher, filesystem)?;
     let volume = publisher.store().expand(id, capacity)?;
+    let is_refreshed = is_refreshed(&publisher, &volume);
+    // Last: those who watch the free space would take processor time from the refresh, for which the pod waits.
     volumes.changes.space();
-    Ok((volume.capacity(), is_refreshed(&publisher, &volume)))
+    Ok((volume.capacity(), is_refreshed))
 }
 
 /// Refreshes the loop devices of a volume. A failure leaves that to NodeExpandVolume, which repairs what users have changed.
