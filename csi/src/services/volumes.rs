@@ -13,7 +13,7 @@ use loopfs::volume_store::{
     Annotations, ChargedTo, OwnedContentSource, SnapshotId, VolumeId, VolumeKind, VolumeSpec,
 };
 use loopfs::{Bytes, FilesystemUuid};
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, watch};
 use tokio_stream::iter;
 use tokio_stream::wrappers::ReceiverStream;
 use tokio_util::sync::CancellationToken;
@@ -29,8 +29,9 @@ use crate::foreign_files::{ForeignFileSearch, FoundFiles};
 use crate::locks::{LockMode, OperationObject};
 use crate::storage::{Availability, StorageMonitor, require_filesystem};
 
-/// The shortest time between two states of the node.
-const STATE_INTERVAL: Duration = Duration::from_millis(100);
+/// How long changes are collected until they are sent. By then, a call that caused one is usually answered and its outcome recorded, and the
+/// client that reads the free space delays neither.
+const STATE_INTERVAL: Duration = Duration::from_millis(250);
 /// The number of volumes in a page of a list.
 const PAGE: usize = 1000;
 /// The maximum length of the UID of a Node object, which the record of custody has. Kubernetes writes 36 characters.
@@ -82,10 +83,9 @@ impl VolumesRpc for VolumesService {
                     if sender.send(Ok(node_state(&availability, counts))).await.is_err() {
                         return;
                     }
-                    tokio::time::sleep(STATE_INTERVAL).await;
                     tokio::select! {
-                        // The service holds the sender of the changes.
-                        changed = changes.changed() => drop(changed),
+                        () = next_changes(&mut changes) => {}
+                        // At once: other calls depend on it.
                         () = monitor.wait_until_other_than(&availability) => {}
                         () = sender.closed() => return,
                     }
@@ -250,6 +250,13 @@ impl VolumesRpc for VolumesService {
     }
 }
 
+/// Waits for a change, and collects those that follow it within [`STATE_INTERVAL`].
+async fn next_changes(changes: &mut watch::Receiver<ChangeCounts>) {
+    // The service holds the sender of the changes.
+    drop(changes.changed().await);
+    tokio::time::sleep(STATE_INTERVAL).await;
+}
+
 fn node_state(availability: &Availability, counts: ChangeCounts) -> wire::NodeState {
     let (storage, reason, filesystem_uuid) = match availability {
         Availability::Starting => (Storage::Starting, String::new(), String::new()),
@@ -388,6 +395,7 @@ mod tests {
     use proptest::collection::hash_map;
     use proptest::option;
     use proptest::prelude::*;
+    use tokio::time::Instant;
 
     use super::*;
 
@@ -404,6 +412,22 @@ mod tests {
                 wire::CreateRequest { volume_id, kind, capacity, settings, annotations, source }
             },
         )
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn changes_are_sent_together() {
+        let (changes, begun) = (Changes::default(), Instant::now());
+        let mut watched = changes.subscribe();
+        changes.space();
+        let later = async {
+            tokio::time::sleep(STATE_INTERVAL / 2).await;
+            changes.freed();
+        };
+        tokio::join!(next_changes(&mut watched), later);
+        assert_eq!(begun.elapsed(), STATE_INTERVAL);
+        let both = ChangeCounts { space: 2, freed: 1, foreign_files: 0 };
+        assert_eq!(*watched.borrow_and_update(), both);
+        assert!(!watched.has_changed().unwrap());
     }
 
     proptest! {
