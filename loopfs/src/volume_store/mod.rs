@@ -59,6 +59,7 @@
 //! | `/dev/loop-control` | flock, which systemd takes too | the index that `LOOP_CTL_GET_FREE` returned | after the image, only for [`IndexPolicy::Any`](crate::loop_device::IndexPolicy::Any) | until the deadline | nothing |
 //! | index lock | `F_OFD_SETLK` on one byte of the image; the offset encodes the index | the link from the file to its device | tried after the image and, before the device is bound, after `/dev/loop-control` | no call | stays with the device, and ends without one |
 //! | lease of an image | `F_SETLEASE`, read | a second writable device | tried after the image, and released immediately | a process that opens the image for writing, for a moment | nothing |
+//! | removals of the pool | a mutex of this process | idle devices that are being removed from a call that needs one of them | after the image, before the pool state | an attachment that finds neither an idle nor a free index, and removals of surplus devices, until the last removal has ended or takes 2 s longer than the one before | nothing: the next scan finds what is idle |
 //! | pool state, pool mounts | two mutexes of this process, never both | idle indices; the mount cache | last | for a moment, or for a read of the mount table | nothing: the next scan finds idle devices |
 //! | calls of devices | a mutex with a condition variable of this process | one thread for each device that may not respond | last; held by the thread that queries or removes the device | other queries of the device: 1 s, 200 ms or 10 s; a removal does not wait | nothing |
 
