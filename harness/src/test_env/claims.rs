@@ -45,14 +45,24 @@ pub(crate) async fn create(
     objects::create(&env.claims(), claim).await
 }
 
-/// Creates a claim of the driver's class with the access mode ReadWriteOnce.
+/// Returns a claim of the driver's class with the access mode ReadWriteOnce.
+pub(crate) fn claim_of_driver(
+    env: &TestEnv<'_>,
+    name: &str,
+    size: Size,
+    mode: VolumeMode,
+) -> Result<PersistentVolumeClaim> {
+    claim(name, &env.driver.class_name(), size, mode, "ReadWriteOnce")
+}
+
+/// Creates a claim like [`claim_of_driver`].
 pub(crate) async fn request(
     env: &TestEnv<'_>,
     name: &str,
     size: Size,
     mode: VolumeMode,
 ) -> Result<PersistentVolumeClaim> {
-    create(env, &claim(name, &env.driver.class_name(), size, mode, "ReadWriteOnce")?).await
+    create(env, &claim_of_driver(env, name, size, mode)?).await
 }
 
 /// Creates a claim like [`request`], for which this node is selected already.
@@ -63,8 +73,7 @@ pub(crate) async fn request_on(
     size: Size,
     mode: VolumeMode,
 ) -> Result<PersistentVolumeClaim> {
-    let claim = claim(name, &env.driver.class_name(), size, mode, "ReadWriteOnce")?;
-    create(env, &with_selected_node(claim, node)).await
+    create(env, &with_selected_node(claim_of_driver(env, name, size, mode)?, node)).await
 }
 
 /// Requests another size of the claim.

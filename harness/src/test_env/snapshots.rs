@@ -17,7 +17,7 @@ use testvm_cluster::waiting::{State, until_one};
 use super::claims;
 use super::environment::TestEnv;
 use super::sizes::Size;
-use super::workload::{VolumeMode, claim};
+use super::workload::VolumeMode;
 
 const GROUP: &str = "snapshot.storage.k8s.io";
 const SNAPSHOT: &str = "VolumeSnapshot";
@@ -159,7 +159,7 @@ pub(crate) fn restored_claim(
     size: Size,
     mode: VolumeMode,
 ) -> Result<PersistentVolumeClaim> {
-    let mut object = claim(name, &env.driver.class_name(), size, mode, "ReadWriteOnce")?;
+    let mut object = claims::claim_of_driver(env, name, size, mode)?;
     object.spec.get_or_insert_default().data_source = Some(TypedLocalObjectReference {
         api_group: Some(GROUP.into()),
         kind: SNAPSHOT.into(),

@@ -15,7 +15,7 @@ use crate::test_env::claims;
 use crate::test_env::environment::TestEnv;
 use crate::test_env::pods::start;
 use crate::test_env::sizes::Size;
-use crate::test_env::workload::{VolumeMode, claim};
+use crate::test_env::workload::VolumeMode;
 
 const FILLER: &str = "all-of-it";
 const MOVED: &str = "elsewhere";
@@ -63,7 +63,7 @@ async fn fill(env: &TestEnv<'_>, node: &Node) -> Result<()> {
     .await?;
     let room = largest(env, node, found.values()).context("it was there just now")?.clone();
     // A Block volume of that size would leave what a Filesystem volume reserves for its inodes.
-    let mut filler = claim(FILLER, &env.driver.class_name(), SIZE, MODE, "ReadWriteOnce")?;
+    let mut filler = claims::claim_of_driver(env, FILLER, SIZE, MODE)?;
     let resources = filler.spec.get_or_insert_default().resources.get_or_insert_default();
     resources.requests.get_or_insert_default().insert("storage".into(), room.clone());
     claims::create(env, &claims::with_selected_node(filler, node.name())).await?;
