@@ -43,7 +43,7 @@ impl TestCluster {
     pub(super) async fn remove_objects(&self, names: &[&str]) {
         for name in names {
             self.objects().delete(name, &DeleteParams::default()).await.unwrap();
-            self.wait_until_deleted(&self.objects(), name).await;
+            until_deleted(&self.objects(), name).await;
         }
     }
 }
@@ -82,7 +82,7 @@ async fn audit_reports_and_deletes_nothing() {
     cluster.finish([provisioner]).await;
 }
 
-/// The cluster is new: it has the claims' namespace, and none of the objects.
+/// The cluster is new: it has the claims' namespace, none of the objects, and another UID for the node.
 #[tokio::test]
 async fn restored_objects_bind_their_data() {
     let cluster = TestCluster::connect().await;
@@ -91,7 +91,10 @@ async fn restored_objects_bind_their_data() {
         .map(|(name, id)| restore::tests::listed(id.as_str(), &cluster.namespace, name, &cluster.class));
     let (list, notes) = restore::tests::restored(&listed);
     assert_eq!(notes, Vec::<String>::new());
+    cluster.volumes.state().custody = Some(CustodyRecord::of_empty_disk("earlier"));
     let provisioner = cluster.provisioner_with(auditing(Some(Duration::ZERO))).await;
+    // The volumes have no objects yet.
+    cluster.event_in("default", HERE, "OrphanedVolumesKept", ids[1].as_str()).await;
     for item in list["items"].as_array().unwrap() {
         match item["kind"].as_str().unwrap() {
             "PersistentVolume" => drop(create(&cluster.objects(), item.clone()).await),
@@ -158,7 +161,7 @@ async fn orphaned_volumes_are_removed_if_requested() {
         assert!(cluster.volumes.capacity(id.as_str()).is_some(), "{id}");
     }
     cluster.delete_claim("waiting").await;
-    cluster.wait_until_deleted(&cluster.objects(), pending.as_str()).await;
+    until_deleted(&cluster.objects(), pending.as_str()).await;
     cluster.remove_objects(&[&object]).await;
     cluster.finish([provisioner]).await;
 }

@@ -128,7 +128,7 @@ async fn builtin_objects_are_kept_as_declared() {
     cluster.declare(json!({"csidriver.yaml": attached, "class.yaml": class(&name, "nodev"), "priority.yaml": priorities})).await;
     cluster.event_on_declaration("ObjectFailed", "has other values of attachRequired than declared").await;
     cluster.declare(json!({"class.yaml": class(&name, "nodev")})).await;
-    cluster.wait_until_deleted(&cluster.all::<PriorityClass>(), &priority).await;
+    until_deleted(&cluster.all::<PriorityClass>(), &priority).await;
     assert_eq!(drivers.get(&driver).await.unwrap().uid(), kept.uid());
     // The API server does not drop a field that it does not know.
     let misspelt = class(&name, "nodev").replace("parameters:", "volumeBindingmode: Immediate, parameters:");
@@ -235,7 +235,7 @@ async fn upgrade_in_progress_is_not_undone() {
     }
     cluster.declare(json!({"role.yaml": role(&more)})).await;
     // The class is not declared any more, and that change of the declaration is made immediately.
-    cluster.wait_until_deleted(&classes, &format!("{}-turn2", cluster.class)).await;
+    until_deleted(&classes, &format!("{}-turn2", cluster.class)).await;
     assert_eq!(json!(roles.get(ROLE).await.unwrap().rules), more);
     controller.stop().await;
     cluster.undeclare_all().await;

@@ -221,11 +221,11 @@ async fn retried_deletion_respects_hidden_changes() {
     is_kept();
 
     api_server.heal();
-    cluster.wait_until_deleted(&cluster.objects(), marked).await;
+    until_deleted(&cluster.objects(), marked).await;
     until(&cluster.objects(), unmarked, |volume| !pv::has_finalizer(volume)).await;
     cluster.remove_objects(&[&second, &third]).await;
     for name in [labelled_twice, unlabelled] {
-        cluster.wait_until_deleted(&cluster.objects(), name).await;
+        until_deleted(&cluster.objects(), name).await;
     }
     let mut kept = vec![marked.clone(), unmarked.clone()];
     kept.sort();

@@ -54,7 +54,7 @@ async fn available_volume_is_deleted() {
     assert_eq!(cluster.volumes.state().volumes.len(), 1);
 
     cluster.objects().delete(&name, &DeleteParams::default()).await.unwrap();
-    cluster.wait_until_deleted(&cluster.objects(), &name).await;
+    until_deleted(&cluster.objects(), &name).await;
     assert!(cluster.volumes.state().volumes.is_empty());
     cluster.finish([provisioner]).await;
 }

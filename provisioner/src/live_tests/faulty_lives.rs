@@ -118,7 +118,7 @@ impl<'a> Lives<'a> {
             self.cluster.delete_claim(&name).await;
         }
         for name in names.iter().filter(|name| **name != retained) {
-            self.cluster.wait_until_deleted(&self.cluster.objects(), name).await;
+            until_deleted(&self.cluster.objects(), name).await;
         }
         eventually("only the retained volume is left", || async {
             (self.stored() == [retained.clone()]).then_some(())

@@ -77,18 +77,21 @@ const PODS_OF_DRIVER: &str = "app.kubernetes.io/name=loopfs";
 /// Timeout of every wait. It is longer than every back-off in these tests.
 const TIMEOUT: Duration = Duration::from_secs(120);
 
-/// Serialises the tests: all use the same node, and a provisioner serves every claim of its node.
-static TEST_LOCK: Mutex<()> = Mutex::const_new(());
+/// Serialises the tests: all use the same node, and a provisioner serves every claim of its node. Has the namespace and the component
+/// of a test until that finishes, so that the next one removes what a failed one left.
+static TEST_LOCK: Mutex<Option<(String, Files)>> = Mutex::const_new(None);
+
+/// The texts of the files of an optional component.
+type Files = &'static [&'static str];
 
 struct TestCluster {
-    _test_lock: MutexGuard<'static, ()>,
+    test_lock: MutexGuard<'static, Option<(String, Files)>>,
     admin: Client,
     namespace: String,
     class: String,
     volumes: Arc<FakeStore>,
     scratch: tempfile::TempDir,
-    /// The files of the optional component.
-    component: &'static [&'static str],
+    component: Files,
 }
 
 struct Provisioner {
@@ -164,8 +167,8 @@ impl TestCluster {
     }
 
     /// Applies the files of an optional component. [`Self::finish`] removes the objects.
-    async fn connect_with(component: &'static [&'static str]) -> Self {
-        let test_lock = TEST_LOCK.lock().await;
+    async fn connect_with(component: Files) -> Self {
+        let mut test_lock = TEST_LOCK.lock().await;
         if let Ok(level) = std::env::var("LOG_LEVEL") {
             // Only the first test of a run starts logging.
             let log = tracing_subscriber::fmt().with_env_filter(level).with_writer(std::io::stderr);
@@ -173,13 +176,16 @@ impl TestCluster {
         }
         let admin = administrator().await;
         let name = format!("provisioner-{:x}", Timestamp::now().as_nanosecond());
+        if let Some((failed, component)) = test_lock.replace((name.clone(), component)) {
+            remove_objects_of(&failed, component, &admin).await;
+        }
         let namespace = json!({"metadata": {"name": name}});
         create::<Namespace>(&Api::all(admin.clone()), namespace).await;
         let class = fixtures::class(json!({"metadata": {"name": name, "resourceVersion": null}}));
         create::<StorageClass>(&Api::all(admin.clone()), serde_json::to_value(class).unwrap()).await;
         let volumes = Arc::new(FakeStore::of_size(Bytes(64 * MIB)));
         let cluster = TestCluster {
-            _test_lock: test_lock,
+            test_lock,
             admin,
             namespace: name.clone(),
             class: name,
@@ -320,7 +326,7 @@ impl TestCluster {
     }
 
     async fn wait_until_removed(&self, volume: &PersistentVolume) {
-        self.wait_until_deleted(&self.objects(), &volume.name_any()).await;
+        until_deleted(&self.objects(), &volume.name_any()).await;
     }
 
     /// Deletes claims, and waits until the store has no volumes.
@@ -361,79 +367,90 @@ impl TestCluster {
 
     /// Applies the files of an optional component, as `kubectl apply` does.
     async fn opt_in(&self, files: &[&str]) {
-        for (api, object) in self.objects_of(files) {
+        for (api, object) in objects_in(files, &self.admin) {
             let parameters = PatchParams::apply("story").force();
             api.patch(&object.name_any(), &parameters, &Patch::Apply(&object)).await.unwrap();
         }
     }
 
-    async fn opt_out(&self, files: &[&str]) {
-        for (api, object) in self.objects_of(files) {
-            api.delete(&object.name_any(), &DeleteParams::default()).await.unwrap();
-        }
-    }
-
-    fn objects_of(&self, files: &[&str]) -> Vec<(Api<DynamicObject>, DynamicObject)> {
-        let documents = files.iter().flat_map(|text| serde_norway::Deserializer::from_str(text));
-        let objects = documents.map(|document| {
-            let object: DynamicObject =
-                serde_json::from_value(Value::deserialize(document).unwrap()).unwrap();
-            let kind = GroupVersionKind::try_from(object.types.as_ref().unwrap()).unwrap();
-            let resource = ApiResource::from_gvk(&kind);
-            let api = match object.namespace() {
-                Some(namespace) => Api::namespaced_with(self.admin.clone(), &namespace, &resource),
-                None => Api::all_with(self.admin.clone(), &resource),
-            };
-            (api, object)
-        });
-        objects.collect()
-    }
-
-    async fn wait_until_deleted<K: KubernetesObject>(&self, api: &Api<K>, name: &str) {
-        eventually(&format!("{name} deleted"), || async {
-            api.get_opt(name).await.unwrap().is_none().then_some(())
-        })
-        .await;
-    }
-
     /// Stops the processes and removes the objects of the test.
-    async fn finish(self, processes: impl IntoIterator<Item = Provisioner>) {
+    async fn finish(mut self, processes: impl IntoIterator<Item = Provisioner>) {
         for process in processes {
             process.stop().await;
         }
-        self.opt_out(self.component).await;
-        let classes: Api<StorageClass> = Api::all(self.admin.clone());
-        for class in classes.list(&ListParams::default()).await.unwrap() {
-            if class.name_any().starts_with(&self.class) {
-                classes.delete(&class.name_any(), &DeleteParams::default()).await.unwrap();
-            }
-        }
-        Api::<Namespace>::all(self.admin.clone())
-            .delete(&self.namespace, &DeleteParams::default())
-            .await
-            .unwrap();
-        self.remove_volumes().await;
-    }
-
-    /// Returns `true` if a PersistentVolume is for a claim of this test.
-    fn is_of_this_test(&self, volume: &PersistentVolume) -> bool {
-        let claim = volume.spec.as_ref().and_then(|spec| spec.claim_ref.as_ref());
-        claim.is_some_and(|claim| claim.namespace.as_ref() == Some(&self.namespace))
+        remove_objects_of(&self.namespace, self.component, &self.admin).await;
+        *self.test_lock = None;
     }
 
     /// Removes the PersistentVolumes of this test that no provisioner deleted. The next test may count those of a node.
     async fn remove_volumes(&self) {
-        let volumes = self.objects();
-        let free = Patch::Merge(json!({"metadata": {"finalizers": null}}));
-        let all = volumes.list(&ListParams::default()).await.unwrap();
-        for volume in all.iter().filter(|volume| self.is_of_this_test(volume)) {
-            let name = volume.name_any();
-            // Kubernetes may remove it at the same time.
-            drop(volumes.delete(&name, &DeleteParams::default()).await);
-            drop(volumes.patch(&name, &PatchParams::default(), &free).await);
-            self.wait_until_removed(volume).await;
+        remove_volumes_of(&self.namespace, &self.admin).await;
+    }
+}
+
+/// Removes the objects of the test with a namespace.
+async fn remove_objects_of(namespace: &str, component: Files, admin: &Client) {
+    opt_out(component, admin).await;
+    let classes: Api<StorageClass> = Api::all(admin.clone());
+    for class in classes.list(&ListParams::default()).await.unwrap() {
+        if class.name_any().starts_with(namespace) {
+            classes.delete(&class.name_any(), &DeleteParams::default()).await.unwrap();
         }
     }
+    let namespaces = Api::<Namespace>::all(admin.clone());
+    namespaces.delete(namespace, &DeleteParams::default()).await.unwrap();
+    remove_volumes_of(namespace, admin).await;
+}
+
+/// Removes the objects of an optional component. A failed test may have removed some.
+async fn opt_out(files: &[&str], admin: &Client) {
+    for (api, object) in objects_in(files, admin) {
+        match api.delete(&object.name_any(), &DeleteParams::default()).await {
+            Err(kube::Error::Api(status)) if status.is_not_found() => {}
+            deleted => drop(deleted.unwrap()),
+        }
+    }
+}
+
+fn objects_in(files: &[&str], admin: &Client) -> Vec<(Api<DynamicObject>, DynamicObject)> {
+    let documents = files.iter().flat_map(|text| serde_norway::Deserializer::from_str(text));
+    let objects = documents.map(|document| {
+        let object: DynamicObject = serde_json::from_value(Value::deserialize(document).unwrap()).unwrap();
+        let kind = GroupVersionKind::try_from(object.types.as_ref().unwrap()).unwrap();
+        let resource = ApiResource::from_gvk(&kind);
+        let api = match object.namespace() {
+            Some(namespace) => Api::namespaced_with(admin.clone(), &namespace, &resource),
+            None => Api::all_with(admin.clone(), &resource),
+        };
+        (api, object)
+    });
+    objects.collect()
+}
+
+/// Returns `true` if a PersistentVolume is for a claim of the test with a namespace, or was created by the test itself.
+fn is_of_test(volume: &PersistentVolume, namespace: &str) -> bool {
+    let claim = ownership::referenced_claim(volume).and_then(|claim| claim.namespace);
+    claim.is_some_and(|claimed| claimed == namespace) || volume.name_any().contains(namespace)
+}
+
+async fn remove_volumes_of(namespace: &str, admin: &Client) {
+    let volumes: Api<PersistentVolume> = Api::all(admin.clone());
+    let free = Patch::Merge(json!({"metadata": {"finalizers": null}}));
+    let all = volumes.list(&ListParams::default()).await.unwrap();
+    for volume in all.iter().filter(|volume| is_of_test(volume, namespace)) {
+        let name = volume.name_any();
+        // Kubernetes may remove it at the same time.
+        drop(volumes.delete(&name, &DeleteParams::default()).await);
+        drop(volumes.patch(&name, &PatchParams::default(), &free).await);
+        until_deleted(&volumes, &name).await;
+    }
+}
+
+async fn until_deleted<K: KubernetesObject>(api: &Api<K>, name: &str) {
+    eventually(&format!("{name} deleted"), || async {
+        api.get_opt(name).await.unwrap().is_none().then_some(())
+    })
+    .await;
 }
 
 async fn administrator() -> Client {

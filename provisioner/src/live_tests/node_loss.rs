@@ -224,7 +224,7 @@ async fn deleted_nodes_deleted_snapshot_is_released() {
     cluster.event_in("default", &its_node, "NodeLost", &cluster.namespace).await;
     assert!(contents.get_opt(&cluster.namespace).await.unwrap().is_none());
     controller.stop().await;
-    cluster.opt_out(&opt_in).await;
+    opt_out(&opt_in, &cluster.admin).await;
     cluster.remove_snapshot_definitions().await;
     cluster.finish([]).await;
 }
@@ -310,7 +310,7 @@ async fn leader_changes_during_a_node_loss() {
     assert!(first.leads().await);
     let second = cluster.controller_named("second", enforce()).await;
     second.until_it_leads().await;
-    cluster.wait_until_deleted(&cluster.claims(), "data").await;
+    until_deleted(&cluster.claims(), "data").await;
     cluster.wait_until_removed(&volume).await;
     let provisioner = cluster.provisioner().await;
     let recreated = cluster.claim("data", json!({})).await;
@@ -366,7 +366,7 @@ async fn no_fault_proves_a_node_deletion() {
     let nodes: Api<Node> = Api::all(cluster.admin.clone());
     nodes.delete(LOST, &DeleteParams::default()).await.unwrap();
     check().await;
-    cluster.wait_until_deleted(&cluster.claims(), "data").await;
+    until_deleted(&cluster.claims(), "data").await;
     cluster.wait_until_removed(&volume).await;
     cluster.finish([controller]).await;
 }
@@ -389,7 +389,7 @@ async fn deleted_nodes_retained_volumes_are_kept() {
     cluster.event_about(&kept, "is kept: bring").await;
     cluster.event_about(&recorded, "is deleted, so that it can be recreated on another node").await;
     cluster.event_about(&bound, "Kubernetes removes it when its claim is deleted").await;
-    cluster.wait_until_deleted(&cluster.claims(), "recorded").await;
+    until_deleted(&cluster.claims(), "recorded").await;
     cluster.event_about(&recorded, "is kept: bring").await;
     let marked = cluster.objects().get(&bound.name_any()).await.unwrap();
     assert!(marked.metadata.deletion_timestamp.is_some());
@@ -416,7 +416,7 @@ async fn another_disk_loses_the_earlier_volumes() {
     let (_, present) = cluster.claim_on(HERE, "present", "deleteClaim", here).await;
     let options = Options { node_loss: NodeLoss::Enforce, ..Options::default() };
     let provisioner = cluster.provisioner_with(options).await;
-    cluster.wait_until_deleted(&cluster.claims(), "old").await;
+    until_deleted(&cluster.claims(), "old").await;
     cluster.wait_until_removed(&old).await;
     cluster.event_about(&old, OTHER_DISK).await;
     assert!(cluster.claims().get("present").await.unwrap().metadata.deletion_timestamp.is_none());

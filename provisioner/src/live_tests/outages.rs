@@ -19,7 +19,7 @@ impl TestCluster {
         let object = self.bound(claim).await.name_any();
         assert_eq!(self.stored(), [object.as_str()]);
         let objects = self.objects().list(&ListParams::default()).await.unwrap();
-        assert_eq!(objects.iter().filter(|object| self.is_of_this_test(object)).count(), 1);
+        assert_eq!(objects.iter().filter(|object| is_of_test(object, &self.namespace)).count(), 1);
         until_none_pending(&self.volumes).await;
     }
 
@@ -92,7 +92,7 @@ async fn crash_after_volume_leaves_no_orphan() {
         let id = cluster.stored().remove(0);
         if deletes_claim {
             cluster.delete_claim("a").await;
-            cluster.wait_until_deleted(&cluster.claims(), "a").await;
+            until_deleted(&cluster.claims(), "a").await;
         }
         let next = api_server.usual_provisioner(&cluster).await;
         if deletes_claim {

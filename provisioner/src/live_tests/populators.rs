@@ -21,7 +21,7 @@ async fn populator_hands_its_volume_over() {
     cluster.objects().patch(&volume.name_any(), &PatchParams::default(), &patch).await.unwrap();
     assert_eq!(cluster.bound("data").await.name_any(), volume.name_any());
     cluster.delete_claim("of-the-populator").await;
-    cluster.wait_until_deleted(&cluster.claims(), "of-the-populator").await;
+    until_deleted(&cluster.claims(), "of-the-populator").await;
 
     cluster.expand("data", "2Mi").await;
     assert_eq!(cluster.volumes.capacity(&volume.name_any()), Some(Bytes(2 * MIB)));

@@ -25,7 +25,7 @@ impl TestCluster {
 
     /// Removes the definitions with all objects of these kinds, and waits until the API server does not serve them.
     pub(super) async fn remove_snapshot_definitions(&self) {
-        self.opt_out(&DEFINITIONS).await;
+        opt_out(&DEFINITIONS, &self.admin).await;
         for objects in self.snapshot_kinds() {
             eventually(&format!("the API server does not serve {}", objects.resource_url()), || async {
                 let served = objects.list(&ListParams::default()).await;
@@ -108,7 +108,7 @@ async fn claim_is_copied_from_a_snapshot() {
     for claim in ["thief", "device", "early", "restored"] {
         cluster.delete_claim(claim).await;
     }
-    cluster.wait_until_deleted(&cluster.objects(), id.as_str()).await;
+    until_deleted(&cluster.objects(), id.as_str()).await;
     provisioner.stop().await;
     cluster.remove_snapshot_definitions().await;
     cluster.finish([]).await;

@@ -73,11 +73,7 @@ impl TestCluster {
                 self.opt_in(files).await;
                 continue;
             }
-            for (api, object) in self.objects_of(files) {
-                if api.get_opt(&object.name_any()).await.unwrap().is_some() {
-                    api.delete(&object.name_any(), &DeleteParams::default()).await.unwrap();
-                }
-            }
+            opt_out(files, &self.admin).await;
         }
     }
 }
