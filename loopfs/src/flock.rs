@@ -1,6 +1,8 @@
 //! Advisory locks of whole files (flock(2)), acquired with a timeout.
 
+use std::ops::Deref;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use nix::errno::Errno;
@@ -30,6 +32,79 @@ pub(crate) fn exclusive(
     lock(file.into(), FlockArg::LockExclusiveNonblock, timeout, operation)
 }
 
+/// The queue of this process's threads for the lock of one file. One of them at a time tries the lock, so that the others need not ask
+/// for it again and again.
+#[derive(Debug, Default)]
+pub(crate) struct Queue {
+    has_first: Mutex<bool>,
+    left: Condvar,
+}
+
+/// The lock of a file, held until this is dropped. Then the next thread of the [`Queue`] can take it.
+#[derive(Debug)]
+pub(crate) struct QueuedLock<'a> {
+    // Dropped before the place in the queue.
+    file: Flock<OwnedFd>,
+    _first: First<'a>,
+}
+
+/// The first place in a [`Queue`].
+#[derive(Debug)]
+struct First<'a>(&'a Queue);
+
+impl Queue {
+    /// Locks `file` as [`exclusive`] does, when this thread is the first in the queue.
+    ///
+    /// # Errors
+    /// As [`exclusive`].
+    pub(crate) fn exclusive(
+        &self,
+        file: impl Into<OwnedFd>,
+        timeout: Duration,
+        operation: &'static str,
+    ) -> Result<QueuedLock<'_>> {
+        let (file, deadline) = (file.into(), Deadline::after(timeout));
+        let Some(first) = self.until_first(deadline) else {
+            return Err(still_locked(file.as_fd(), timeout, operation));
+        };
+        let file = lock(file, FlockArg::LockExclusiveNonblock, deadline.left(), operation)?;
+        Ok(QueuedLock { file, _first: first })
+    }
+
+    /// Returns `None` if another thread is still the first at the deadline.
+    fn until_first(&self, deadline: Deadline) -> Option<First<'_>> {
+        let mut has_first = self.has_first();
+        while *has_first {
+            let left = deadline.left();
+            if left.is_zero() {
+                return None;
+            }
+            (has_first, _) = self.left.wait_timeout(has_first, left).unwrap_or_else(PoisonError::into_inner);
+        }
+        *has_first = true;
+        Some(First(self))
+    }
+
+    fn has_first(&self) -> MutexGuard<'_, bool> {
+        self.has_first.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for First<'_> {
+    fn drop(&mut self) {
+        *self.0.has_first() = false;
+        self.0.left.notify_one();
+    }
+}
+
+impl Deref for QueuedLock<'_> {
+    type Target = OwnedFd;
+
+    fn deref(&self) -> &OwnedFd {
+        &self.file
+    }
+}
+
 /// Opens the file of a descriptor again and locks it as [`exclusive`] does. The lock belongs to the new open file
 /// description, so threads that share `file` exclude each other as processes do.
 ///
@@ -40,8 +115,15 @@ pub(crate) fn exclusive_reopened(
     timeout: Duration,
     operation: &'static str,
 ) -> Result<Flock<OwnedFd>> {
-    let own = reopen(file, OFlag::O_RDONLY).map_err(|errno| Error::sys(operation, path_of(file), errno))?;
-    exclusive(own, timeout, operation)
+    exclusive(reopened(file, operation)?, timeout, operation)
+}
+
+/// Opens the file of a descriptor again, for reading only.
+///
+/// # Errors
+/// Those of open(2).
+pub(crate) fn reopened(file: BorrowedFd<'_>, operation: &'static str) -> Result<OwnedFd> {
+    reopen(file, OFlag::O_RDONLY).map_err(|errno| Error::sys(operation, path_of(file), errno))
 }
 
 /// Locks `file` as [`exclusive`] does, but shares the lock with other callers of this function.
@@ -138,6 +220,43 @@ mod tests {
         shared(open(&file), Duration::ZERO, OPERATION).unwrap();
         drop(held);
         exclusive(open(&file), Duration::ZERO, OPERATION).unwrap();
+    }
+
+    /// The lock is handed on within the process, and other processes are excluded all the time.
+    #[test]
+    fn one_thread_of_a_queue_has_the_lock() {
+        const THREADS: usize = 8;
+        let (file, queue) = (tempfile::NamedTempFile::new().unwrap(), Queue::default());
+        let holders = std::sync::atomic::AtomicUsize::new(0);
+        std::thread::scope(|scope| {
+            for _ in 0..THREADS {
+                scope.spawn(|| {
+                    for _ in 0..100 {
+                        let held = queue.exclusive(open(&file), Duration::MAX, OPERATION).unwrap();
+                        assert_eq!(holders.fetch_add(1, std::sync::atomic::Ordering::SeqCst), 0);
+                        exclusive(open(&file), Duration::ZERO, OPERATION).unwrap_err();
+                        holders.fetch_sub(1, std::sync::atomic::Ordering::SeqCst);
+                        drop(held);
+                    }
+                });
+            }
+        });
+        exclusive(open(&file), Duration::ZERO, OPERATION).unwrap();
+    }
+
+    #[test]
+    fn a_wait_in_the_queue_ends_at_its_timeout() {
+        let (file, queue) = (tempfile::NamedTempFile::new().unwrap(), Queue::default());
+        let held = queue.exclusive(open(&file), Duration::ZERO, OPERATION).unwrap();
+        let error = queue.exclusive(open(&file), Duration::from_millis(20), OPERATION).unwrap_err();
+        assert!(error.kind() == ErrorKind::Busy && error.to_string().contains("20ms"), "{error}");
+        drop(held);
+        let other = exclusive(open(&file), Duration::ZERO, OPERATION).unwrap();
+        let error = queue.exclusive(open(&file), Duration::ZERO, OPERATION).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Busy, "{error}");
+        // The thread that failed is no longer the first.
+        drop(other);
+        queue.exclusive(open(&file), Duration::ZERO, OPERATION).unwrap();
     }
 
     #[test]

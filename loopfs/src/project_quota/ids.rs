@@ -10,14 +10,14 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use nix::errno::Errno;
-use nix::fcntl::{Flock, OFlag, OpenHow, ResolveFlag, openat2};
+use nix::fcntl::{OFlag, OpenHow, ResolveFlag, openat2};
 use nix::sys::stat::fstat;
 
 use super::limits::{self, Limits, ProjectId, StoredLimits, Usage};
 use super::quota::{Interface, ProjectQuota, assign_project, explain, set_project};
 use super::search::{self, Ids};
 use crate::error::{Context, Error, ErrorKind, Result};
-use crate::flock;
+use crate::flock::{self, Queue, QueuedLock};
 use crate::sys::{self, fsxattr, random};
 
 /// An allocator of project ids: it allocates the ids of one range on one file system.
@@ -39,6 +39,7 @@ pub struct ProjectIds {
     range: RangeInclusive<ProjectId>,
     lock: OwnedFd,
     lock_timeout: Duration,
+    queue: Queue,
     /// The id after the one that was allocated last, 0 before the first. It is only tried first, so no lock guards it.
     next: AtomicU32,
     /// Ids to try before that one, whose records are in blocks that exist.
@@ -93,6 +94,7 @@ impl ProjectIds {
             range,
             lock: lock.try_clone_to_owned().context("duplicate", "a descriptor of the lock file")?,
             lock_timeout: flock::DEFAULT_TIMEOUT,
+            queue: Queue::default(),
             next: AtomicU32::new(0),
             reusable: Mutex::default(),
             draining: Mutex::default(),
@@ -394,9 +396,10 @@ impl ProjectIds {
     }
 
     /// Locks the lock file for one allocation or release.
-    fn lock(&self) -> Result<Flock<OwnedFd>> {
+    fn lock(&self) -> Result<QueuedLock<'_>> {
         let operation = "allocate or free a project id, which takes the lock";
-        flock::exclusive_reopened(self.lock.as_fd(), self.lock_timeout, operation)
+        let own = flock::reopened(self.lock.as_fd(), operation)?;
+        self.queue.exclusive(own, self.lock_timeout, operation)
     }
 
     fn lock_reusable(&self) -> MutexGuard<'_, Vec<u32>> {

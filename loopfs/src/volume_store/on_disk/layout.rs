@@ -27,7 +27,7 @@ use nix::unistd::fsync;
 
 use super::boot::Boot;
 use crate::error::{Context, Error, ErrorKind, Result};
-use crate::flock;
+use crate::flock::{self, Queue};
 use crate::loop_device::Access;
 use crate::project_quota::ProjectId;
 use crate::sys::random;
@@ -48,6 +48,8 @@ pub(crate) struct Layout {
     pub(crate) staging: OwnedFd,
     pub(crate) trash: OwnedFd,
     pub(crate) boot: Boot,
+    /// The threads that change reservations.
+    pub(crate) record_queue: Queue,
     /// How long to wait for each lock of the store.
     pub(crate) lock_timeout: Duration,
 }
@@ -103,6 +105,7 @@ impl Layout {
             staging: open_directory(root, "staging")?,
             trash: open_directory(root, "trash")?,
             boot: Boot::current()?,
+            record_queue: Queue::default(),
             lock_timeout,
         })
     }

@@ -13,12 +13,12 @@ use std::ffi::CStr;
 use std::os::fd::{AsFd, OwnedFd};
 
 use nix::errno::Errno;
-use nix::fcntl::{FcntlArg, Flock, OFlag, fcntl};
+use nix::fcntl::{FcntlArg, OFlag, fcntl};
 
 use super::reservation::Reservation;
 use crate::descriptor::reopen;
 use crate::error::{Context, Error, ErrorKind, Result};
-use crate::flock;
+use crate::flock::QueuedLock;
 use crate::project_quota::Usage;
 use crate::sys::file_lock::lock_of;
 use crate::sys::{random, xattr};
@@ -105,16 +105,17 @@ impl ReservationTotals {
 /// The reservation record, locked until this is dropped. The holder waits for no other lock except that of the project ids.
 #[derive(Debug)]
 pub(super) struct ReservationRecord<'a> {
-    pub(super) file: Flock<OwnedFd>,
+    pub(super) file: QueuedLock<'a>,
     boot: &'a Boot,
 }
 
 impl<'a> ReservationRecord<'a> {
-    /// Locks the record, so that no other process changes it.
+    /// Locks the record, so that no other thread or process changes it.
     pub(super) fn lock(layout: &'a Layout) -> Result<Self> {
         // If an administrator has removed the file, the total is counted again.
         let file = layout::open_file(&layout.private, "promised", OFlag::O_RDWR | OFlag::O_CREAT)?;
-        let file = flock::exclusive(file, layout.lock_timeout, "account for space, which takes the lock")?;
+        let operation = "account for space, which takes the lock";
+        let file = layout.record_queue.exclusive(file, layout.lock_timeout, operation)?;
         Ok(Self { file, boot: &layout.boot })
     }
 
