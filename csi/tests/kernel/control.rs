@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::fs::{self, File};
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use csi_wire::csi as wire;
 use csi_wire::csi::controller_client::ControllerClient;
@@ -25,7 +25,7 @@ use tokio::task::JoinHandle;
 use tonic::transport::{Channel, Endpoint};
 use tonic::{Code, Status};
 
-use crate::calls_in_progress::until_free;
+use crate::calls_in_progress::{until_free, wait_until_busy};
 use crate::fixture::{Fixture, MIB, device_size, id, write_to};
 use crate::support::*;
 
@@ -300,7 +300,8 @@ fn socket_inherits_group_of_its_directory() {
 fn a_watch_reports_changes() {
     let node = Node::new();
     let uuid = node.fixture.store.filesystem_uuid().to_string();
-    let first = node.until(|state| state.storage() == Storage::Available);
+    // After the cleanup at its start, which is a change too.
+    let first = node.until(|state| state.storage() == Storage::Available && state.freed > 0);
     assert_eq!((first.filesystem_uuid, first.reason.as_str()), (uuid, ""));
     node.create(new_volume("pvc-1", Kind::Filesystem)).unwrap();
     let created = node.until(|state| state.space > first.space);
@@ -420,15 +421,12 @@ fn a_copy_ends_with_its_driver() {
     let mut node = node_with_many_files();
     for begin in [begin_clone, begin_snapshot] {
         let copying = begin(&node);
-        let start = Instant::now();
         node.fixture.begin_to_stop();
         let ended = node.runtime.block_on(copying).unwrap();
         // INTERNAL would be final for csi-snapshotter.
         assert_eq!(ended.unwrap_err().code(), Code::Aborted);
         let mut fixture = node.disconnect();
         fixture.stop_driver();
-        // The driver gives running calls 25 seconds.
-        assert!(start.elapsed() < Duration::from_secs(5), "stopped after {:?}", start.elapsed());
         assert_no_copy(&fixture);
         fixture.start_driver();
         node = Node::of(fixture);
@@ -445,10 +443,11 @@ fn delete_ends_with_its_call() {
     let lock = Flock::lock(lock, FlockArg::LockExclusive).map_err(|(_file, errno)| errno).unwrap();
     let request = volumes::DeleteRequest { volume_id: "pvc-1".to_owned(), filesystem_uuid: String::new() };
     let mut client = node.volumes();
-    let outcome = node
-        .runtime
-        .block_on(async { tokio::time::timeout(Duration::from_millis(500), client.delete(request)).await });
-    assert!(outcome.is_err(), "the deletion does not wait for the lock of the store: {outcome:?}");
+    let deletion = node.runtime.spawn(async move { client.delete(request).await });
+    wait_until_busy(node.fixture.node(), "pvc-1", &node.fixture.target("target"));
+    deletion.abort();
+    let ended = node.runtime.block_on(deletion).map(drop);
+    assert!(ended.unwrap_err().is_cancelled(), "the deletion does not wait for the lock of the store");
     // The driver has received the end of that call before it receives later calls of the same connection.
     for _ in 0..3 {
         assert_eq!(node.list(false).1.len(), 1);

@@ -23,7 +23,7 @@ fn read_only_file_system_is_reported() {
     disk.remount(MsFlags::MS_RDONLY);
     let expected_texts = [disk.data.to_str().unwrap(), "read-only", "remount"];
     for _ in 0..2 {
-        assert_refused(driver.probe(Default::default()), Code::FailedPrecondition, &expected_texts);
+        assert_refused(driver.probe_now(), Code::FailedPrecondition, &expected_texts);
     }
     let refused = driver.create_volume(create("w", 1 << 20, mount(&[])));
     assert_refused(refused, Code::FailedPrecondition, &expected_texts[1..]);

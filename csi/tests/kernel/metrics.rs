@@ -91,6 +91,8 @@ fn metrics_match_node_and_readme() {
         loopfs::project_quota::ProjectId::new(77).unwrap(),
     )
     .unwrap();
+    // An open image stays in the trash.
+    let image = fixture.image("b");
     assert!(fixture.store.delete(&id("b")).unwrap());
     wait_for(
         address,
@@ -100,6 +102,7 @@ fn metrics_match_node_and_readme() {
             "loopfs_csi_trash_entries 1",
         ],
     );
+    drop(image);
     assert_eq!(http::get(address, "/healthz"), (200, "ok\n".to_owned()));
     assert_eq!(http::get(address, "/readyz"), (200, "ok\n".to_owned()));
     for (volume, target) in [("a", &device), ("c", &directory)] {

@@ -38,7 +38,7 @@ fn driver_detects_mount_and_its_loss() {
     fixture.directories.wait_for_registration_socket();
 
     umount2(&data, MntFlags::MNT_DETACH).unwrap();
-    assert_refused(driver.probe(Default::default()), Code::FailedPrecondition, &["nothing is mounted there"]);
+    assert_refused(driver.probe_now(), Code::FailedPrecondition, &["nothing is mounted there"]);
     let other = fixture.target("other");
     let refused = driver.node_publish_volume(publish("v", &other, mount(&[])));
     assert_refused(refused, Code::FailedPrecondition, &["nothing is mounted there"]);

@@ -108,7 +108,7 @@ fn volumes_can_be_unpublished_after_failure(#[case] kind: Kind, #[case] expected
 
     let failure = Failure::begin(kind, &disk);
     let named = [&[disk.data.to_str().unwrap()], expected_texts].concat();
-    assert_refused(driver.probe(Default::default()), Code::FailedPrecondition, &named);
+    assert_refused(driver.probe_now(), Code::FailedPrecondition, &named);
     let refused = driver.create_volume(create("new", 1 << 20, mount(&[])));
     assert_refused(refused, Code::FailedPrecondition, expected_texts);
     for volume in &volumes {
@@ -194,7 +194,7 @@ fn unpublishing_succeeds_before_failure_is_detected(#[case] kind: Kind) {
         assert!(!fixture.target(volume).exists());
     }
     // From now on the driver has detected the failure, and has no file of the failed disk open.
-    assert_refused(driver.probe(Default::default()), Code::FailedPrecondition, &[]);
+    assert_refused(driver.probe_now(), Code::FailedPrecondition, &[]);
     drop(failure);
     driver.wait_until_ready();
     for volume in volumes {

@@ -254,6 +254,12 @@ impl Client {
         })
     }
 
+    /// Returns the result of a probe that begins now. Calls during a probe share its result, and the driver probes by itself as well.
+    pub(crate) fn probe_now(&self) -> Result<wire::ProbeResponse, Status> {
+        drop(self.probe(wire::ProbeRequest {}));
+        self.probe(wire::ProbeRequest {})
+    }
+
     pub(crate) fn wait_until_ready(&self) {
         wait_for_ok(|| match self.probe(wire::ProbeRequest {}) {
             Ok(wire::ProbeResponse { ready: Some(true) }) => Ok(()),

@@ -18,12 +18,10 @@ use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use rstest::rstest;
 
 use crate::disk::mkfs;
-use crate::environment::{MIB, clone_image, id, image, number_from, path_from, scratch};
+use crate::environment::{MIB, TIMEOUT, clone_image, id, image, number_from, path_from, scratch, wait_until};
 use crate::fixtures::{TestImage, TestStore};
 
 const BLOCK: usize = 4096;
-/// Long enough for any machine. A wait ends with its condition.
-const TIMEOUT: Duration = Duration::from_secs(120);
 
 /// Returns the number of rounds, in each of which the moments of the calls differ.
 fn rounds() -> u32 {
@@ -101,11 +99,7 @@ fn open_to_write(path: &Path) -> std::io::Result<File> {
 
 /// Waits until the file has no device.
 fn until_detached(control: &LoopControl, image: &File) {
-    let start = Instant::now();
-    while let [device, ..] = &*control.find(image).unwrap() {
-        assert!(start.elapsed() < TIMEOUT, "{} is still attached", device.binding());
-        std::thread::sleep(Duration::from_millis(1));
-    }
+    wait_until(|| control.find(image).unwrap().is_empty());
 }
 
 /// Spins for up to `limit`. The moments differ from round to round and are the same in each run, apart from the scheduler.

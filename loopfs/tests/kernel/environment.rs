@@ -6,7 +6,7 @@ use std::num::NonZeroU64;
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use loopfs::Bytes;
 use loopfs::loop_device::LoopControl;
@@ -19,6 +19,8 @@ use loopfs::volume_store::{
 use crate::difference::assert_same;
 
 pub(crate) const MIB: u64 = 1 << 20;
+/// Long enough for any machine. A wait ends with its condition.
+pub(crate) const TIMEOUT: Duration = Duration::from_secs(120);
 
 /// Returns the default value after `set` has changed it. It replaces the struct expression for types with `#[non_exhaustive]`.
 pub(crate) fn default_with<T: Default>(set: impl FnOnce(&mut T)) -> T {
@@ -101,6 +103,22 @@ impl Drop for Leaks {
             assert_same(&Self::count(), &self.before, "loop devices, mounts and project ids");
         }
     }
+}
+
+/// Waits for a condition, of which no event tells, without sleeping: some last for less than a millisecond.
+#[track_caller]
+pub(crate) fn wait_until(mut holds: impl FnMut() -> bool) {
+    let start = Instant::now();
+    while !holds() {
+        assert!(start.elapsed() < TIMEOUT, "not within {TIMEOUT:?}");
+        std::thread::yield_now();
+    }
+}
+
+/// Returns the number of loop devices, idle ones included.
+pub(crate) fn loop_devices() -> usize {
+    let all = std::fs::read_dir("/sys/block").unwrap();
+    all.filter(|entry| entry.as_ref().unwrap().file_name().to_str().unwrap().starts_with("loop")).count()
 }
 
 /// Opens the store as the first process after a reboot does, which counts the reservations from the volumes.

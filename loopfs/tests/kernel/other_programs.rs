@@ -69,6 +69,11 @@ fn retries_do_not_block_other_programs() {
         let attach = scope.spawn(|| control.attach(&image, &any));
         // systemd takes a free device in the same way. Only afterwards can the device be bound.
         let loops = File::options().read(true).write(true).open("/dev/loop-control").unwrap();
+        // An attempt has the lock.
+        while let Ok(unused) = Flock::lock(loops.try_clone().unwrap(), FlockArg::LockExclusiveNonblock) {
+            assert!(!attach.is_finished());
+            unused.unlock().unwrap();
+        }
         let turn = Flock::lock(loops, FlockArg::LockExclusive).map_err(|(_, errno)| errno).unwrap();
         drop(holder);
         drop(turn);

@@ -20,6 +20,8 @@ use crate::environment::this_test_again;
 pub(super) const WORKER: &str = "LOOPFS_TEST_LOOP_WORKER";
 /// Begins each line of a worker, to tell it from those of libtest.
 const MARK: &str = "@";
+/// The line before each call.
+const BEGUN: &str = "begun";
 /// Longer than any call takes.
 const TIMEOUT: Duration = Duration::from_secs(60);
 
@@ -63,9 +65,15 @@ impl Worker {
         self.sent - 1
     }
 
+    /// Waits until a call of this round has begun.
+    pub(super) fn until_begun(&self) {
+        assert_eq!(self.line().as_deref(), Some(BEGUN));
+    }
+
     /// Waits for the next reply of any call. Returns `None` if the worker has ended.
     pub(super) fn receive(&self) -> Option<(usize, Reply)> {
-        self.line().map(|line| serde_json::from_str(&line).unwrap())
+        let reply = std::iter::from_fn(|| self.line()).find(|line| line != BEGUN)?;
+        Some(serde_json::from_str(&reply).unwrap())
     }
 
     fn line(&self) -> Option<String> {
@@ -107,6 +115,7 @@ pub(super) fn run(directory: &Path) {
             let (number, call): (usize, Call) = serde_json::from_str(&line.unwrap()).unwrap();
             let process = &process;
             scope.spawn(move || {
+                println!("{MARK}{BEGUN}");
                 let reply = process.perform(&call).unwrap_or_else(Reply::from);
                 println!("{MARK}{}", serde_json::to_string(&(number, reply)).unwrap());
             });
