@@ -24,6 +24,9 @@ use crate::objects::{loss_policy, snapshot};
 /// The finalizer that snapshot-controller sets and the snapshotter of the node removes.
 const FINALIZER: &str = "snapshot.storage.kubernetes.io/volumesnapshotcontent-bound-protection";
 
+/// The wait after a failure.
+const RETRY_INTERVAL: Duration = Duration::from_secs(30);
+
 /// Checks until shutdown.
 pub(crate) async fn run(cluster: &Cluster, nodes: &RegisteredNodes) {
     nodes.synced.wait().await;
@@ -34,17 +37,17 @@ pub(crate) async fn run(cluster: &Cluster, nodes: &RegisteredNodes) {
             Err(error) => {
                 tracing::warn!(
                     %error,
-                    "could not check for snapshots of deleted nodes; the next check is in {POLL_INTERVAL:?}, and all grace times start again"
+                    "could not check for snapshots of deleted nodes; the next check is in {RETRY_INTERVAL:?}, and all grace times start again"
                 );
                 lost_since.clear();
-                POLL_INTERVAL
+                RETRY_INTERVAL
             }
         };
         sleep(wait).await;
     }
 }
 
-/// Checks once. Returns the time until the next grace time ends.
+/// Checks once. Returns the time until the next grace time ends, or until what failed is tried again.
 ///
 /// # Errors
 /// When the contents cannot be listed. The failure of one content does not concern the others.
@@ -75,7 +78,8 @@ async fn check(
             Ok(true) => {}
             Ok(false) => continue,
             Err(error) => {
-                tracing::warn!(%error, content = content.name_any(), "could not check whether the node of a snapshot was deleted");
+                tracing::warn!(%error, content = content.name_any(), "could not check whether the node of a snapshot was deleted; it is retried");
+                next = sooner(next, RETRY_INTERVAL);
                 continue;
             }
         }
@@ -84,20 +88,25 @@ async fn check(
         let grace = loss_policy::grace(content.metadata.annotations.as_ref(), &cluster.identity);
         let remaining = grace.saturating_sub(now.duration_since(since));
         if remaining > Duration::ZERO {
-            next = next.into_iter().chain([remaining]).min();
+            next = sooner(next, remaining);
             continue;
         }
         match release(content, &contents).await {
             Ok(true) => released.push(format!("{} (node {node:?})", content.name_any())),
-            Ok(false) => {}
+            Ok(false) => next = sooner(next, RETRY_INTERVAL),
             Err(error) => {
-                tracing::warn!(%error, "could not release a snapshot of a deleted node; it is retried")
+                tracing::warn!(%error, "could not release a snapshot of a deleted node; it is retried");
+                next = sooner(next, RETRY_INTERVAL);
             }
         }
     }
     *lost_since = waiting;
     report(&released, cluster);
     Ok(next)
+}
+
+fn sooner(next: Option<Duration>, wait: Duration) -> Option<Duration> {
+    next.into_iter().chain([wait]).min()
 }
 
 /// Records an event about all contents that were released in a check.
@@ -194,11 +203,15 @@ mod tests {
     }
 
     #[rstest]
-    #[case::released(200, &["NodeLost"])]
-    #[case::changed_in_the_meantime(409, &[])]
-    #[case::refused(403, &[])]
+    #[case::released(200, &["NodeLost"], None)]
+    #[case::changed_in_the_meantime(409, &[], Some(RETRY_INTERVAL))]
+    #[case::refused(403, &[], Some(RETRY_INTERVAL))]
     #[tokio::test]
-    async fn content_is_released_after_grace_time(#[case] status: u16, #[case] events: &[&str]) {
+    async fn content_is_released_after_grace_time(
+        #[case] status: u16,
+        #[case] events: &[&str],
+        #[case] wait: Option<Duration>,
+    ) {
         let patch = json!({"metadata": {
             "uid": "content-uid", "resourceVersion": "7", "finalizers": ["example.com/other"],
         }});
@@ -207,7 +220,7 @@ mod tests {
         let requests =
             vec![listed(content(json!({}))), deleted(), listed(content(json!({}))), deleted(), release];
         let (waits, reasons) = checked_at([Duration::ZERO, GRACE], requests).await;
-        assert_eq!(waits, [Some(GRACE), None]);
+        assert_eq!(waits, [Some(GRACE), wait]);
         assert_eq!(reasons, events);
     }
 
