@@ -105,7 +105,7 @@ async fn restored_objects_bind_their_data() {
         assert_eq!(cluster.bound(name).await.name_any(), id.as_str());
     }
     cluster.delete_claim("a").await;
-    cluster.until_in_phase(ids[0].as_str(), "Released").await;
+    cluster.event_in("default", ids[0].as_str(), "VolumeRetained", "").await;
     cluster.found(&provisioner, 0, 0).await;
     for id in &ids {
         assert!(cluster.volumes.capacity(id.as_str()).is_some(), "{id}");

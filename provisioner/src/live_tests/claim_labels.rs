@@ -26,6 +26,26 @@ pub(super) fn source() -> LabelRecordSource {
 }
 
 impl TestCluster {
+    /// Waits until the API server labels claims: it reads new policies at intervals.
+    pub(super) async fn until_labels_are_set(&self) {
+        let driver = fixtures::identity().driver().to_owned();
+        let annotations = json!({"volume.kubernetes.io/storage-provisioner": driver, SELECTED_NODE: HERE});
+        let claim = json!({
+            "metadata": {"name": "dry-run", "annotations": annotations},
+            "spec": {
+                "accessModes": ["ReadWriteOnce"], "storageClassName": self.class,
+                "resources": {"requests": {"storage": "1Mi"}},
+            },
+        });
+        let claim: PersistentVolumeClaim = serde_json::from_value(claim).unwrap();
+        let dry_run = PostParams { dry_run: true, ..PostParams::default() };
+        eventually("the API server labels claims", || async {
+            let created = self.claims().create(&dry_run, &claim).await.ok()?;
+            (created.labels().get(LABEL).map(String::as_str) == Some(HERE)).then_some(())
+        })
+        .await;
+    }
+
     async fn provisioner_with_labels(&self) -> Provisioner {
         let options = Options { claim_labels: Some(source()), ..Options::default() };
         self.provisioner_with(options).await
@@ -80,6 +100,7 @@ async fn changes_of_labelling_miss_no_claim() {
     // Without a record, each node watches all claims, although the policy exists.
     cluster.opt_in(&[POLICY, CONFIG_MAP]).await;
     provisioner.until_it_watches_all_claims(true).await;
+    cluster.until_labels_are_set().await;
     let labelling = cluster.labelling().await;
     cluster.labelled("before", HERE).await;
     cluster.labelled("without-node", HERE).await;
@@ -130,8 +151,8 @@ async fn changes_of_labelling_miss_no_claim() {
     provisioner.until_it_watches_all_claims(true).await;
     eventually("the API server labels no claim any more", || async {
         cluster.claim("probe", json!({})).await;
-        let label = cluster.claims().get("probe").await.unwrap().labels().get(LABEL).cloned();
         let volume = cluster.bound("probe").await;
+        let label = cluster.claims().get("probe").await.unwrap().labels().get(LABEL).cloned();
         cluster.delete_claim_of(&volume).await;
         label.is_none().then_some(())
     })

@@ -45,7 +45,7 @@ impl Hidden {
     async fn create(cluster: &TestCluster, api_server: &FaultyApiServer) -> Self {
         // The old lists.
         let objects: Api<PersistentVolume> =
-            Api::all(api_server.client(TIMEOUTS, &ApiTraffic::default()).await);
+            Api::all(api_server.client(Timeouts::default(), &ApiTraffic::default()).await);
         let all = ListParams::default();
         for list in [all.clone().labels(&format!("{}={HERE}", label())), all] {
             objects.list(&list).await.unwrap();
@@ -201,6 +201,9 @@ async fn retried_deletion_respects_hidden_changes() {
     cluster.remove_objects(&[&holder]).await;
     let second = cluster.second("second", labelled_twice, labelled()).await;
     let third = cluster.second("third", unlabelled, json!({})).await;
+    // Earlier retries may have listed the objects before these existed.
+    cluster.event_in("default", labelled_twice, "VolumeFailedDelete", &second).await;
+    cluster.event_in("default", unlabelled, "VolumeFailedDelete", &third).await;
     let decided = api_server.now();
     cluster.volumes.state().busy = false;
 
@@ -216,8 +219,9 @@ async fn retried_deletion_respects_hidden_changes() {
         (tried(marked) && tried(unmarked)).then_some(())
     })
     .await;
-    cluster.event_in("default", labelled_twice, "VolumeFailedDelete", &second).await;
-    cluster.event_in("default", unlabelled, "VolumeFailedDelete", &third).await;
+    // From now on only the deletions of the other two are retried, each after the other.
+    let lists = |call: &Call, _: Option<Fault>| call.is("list", OBJECTS);
+    api_server.until(api_server.now(), 4, "the other deletions are retried", lists).await;
     is_kept();
 
     api_server.heal();

@@ -388,27 +388,31 @@ impl TestCluster {
     }
 }
 
-/// Removes the objects of the test with a namespace.
+/// Removes the objects of the test with a namespace. A failed test may have removed some.
 async fn remove_objects_of(namespace: &str, component: Files, admin: &Client) {
     opt_out(component, admin).await;
     let classes: Api<StorageClass> = Api::all(admin.clone());
     for class in classes.list(&ListParams::default()).await.unwrap() {
         if class.name_any().starts_with(namespace) {
-            classes.delete(&class.name_any(), &DeleteParams::default()).await.unwrap();
+            delete_if_present(&classes, &class.name_any()).await;
         }
     }
     let namespaces = Api::<Namespace>::all(admin.clone());
-    namespaces.delete(namespace, &DeleteParams::default()).await.unwrap();
+    delete_if_present(&namespaces, namespace).await;
     remove_volumes_of(namespace, admin).await;
 }
 
-/// Removes the objects of an optional component. A failed test may have removed some.
+/// Removes the objects of an optional component.
 async fn opt_out(files: &[&str], admin: &Client) {
     for (api, object) in objects_in(files, admin) {
-        match api.delete(&object.name_any(), &DeleteParams::default()).await {
-            Err(kube::Error::Api(status)) if status.is_not_found() => {}
-            deleted => drop(deleted.unwrap()),
-        }
+        delete_if_present(&api, &object.name_any()).await;
+    }
+}
+
+async fn delete_if_present<K: Clone + fmt::Debug + DeserializeOwned>(api: &Api<K>, name: &str) {
+    match api.delete(name, &DeleteParams::default()).await {
+        Err(kube::Error::Api(status)) if status.is_not_found() => {}
+        deleted => drop(deleted.unwrap()),
     }
 }
 

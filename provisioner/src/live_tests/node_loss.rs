@@ -7,6 +7,7 @@ use k8s_openapi::api::storage::v1::CSINode;
 use super::data_safety::TIMEOUTS;
 use super::faulty_api_server::{Call, Fault, FaultyApiServer};
 use super::{controllers, *};
+use crate::api::connection::Timeouts;
 use crate::controller::process::Duties;
 use crate::controller::unready_nodes::Timing;
 use crate::loss::NodeLoss;
@@ -238,9 +239,9 @@ async fn several_missing_nodes_prevent_deletion() {
     cluster.create_node(ALSO_LOST).await;
     let (claim, volume) = cluster.claim_on(LOST, "data", "deleteClaim", json!({})).await;
     let (_, other) = cluster.claim_on(ALSO_LOST, "other", "deleteVolume", json!({})).await;
-    let controller = cluster.controller_checking_nodes(NodeLoss::Enforce).await;
     cluster.delete_node(LOST).await;
     cluster.delete_node(ALSO_LOST).await;
+    let controller = cluster.controller_checking_nodes(NodeLoss::Enforce).await;
     let (_, its_node) = controllers::kubeconfig();
     let both = format!("{LOST:?}, {ALSO_LOST:?}");
     let note = cluster.event_in("default", &its_node, "NodeLost", &both).await;
@@ -268,7 +269,7 @@ async fn disk_that_returns_keeps_its_data() {
     let marks = |call: &Call, _: Option<Fault>| call.is("delete", "persistentvolumes");
     api_server.set(move |call| marks(call, None).then_some(Fault::Late));
     let options = Options { node_loss: NodeLoss::Enforce, ..Options::default() };
-    let provisioner = api_server.provisioner(&cluster, TIMEOUTS, options).await;
+    let provisioner = api_server.provisioner(&cluster, Timeouts::default(), options).await;
     cluster.event_in(&cluster.namespace, "data", "NodeLost", OTHER_DISK).await;
     api_server.until(0, 1, "the provisioner marks the PersistentVolume", marks).await;
     let id = cluster.volumes.add(&volume.name_any());

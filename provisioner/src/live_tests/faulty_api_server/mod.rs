@@ -207,7 +207,9 @@ async fn respond(shared: Arc<ProxyState>, request: Request<Incoming>) -> io::Res
     }
     let response = shared.send(parts, body, fault == Some(Fault::ExpiredToken)).await?;
     if call.verb == "watch" && response.status().is_success() {
-        shared.log(&call, fault);
+        if fault.is_none() {
+            shared.log(&call, None);
+        }
         let body = |body| StreamBody::new(watch_body::stream(call, body, shared, rules)).boxed_unsync();
         return Ok(response.map(body));
     }

@@ -77,7 +77,8 @@ impl<R: AsyncBufRead + Unpin> FaultyWatch<R> {
 
     /// Returns what the client receives of an event: nothing if the watch has a fault before it.
     fn event(&mut self, line: String) -> Option<Chunk> {
-        self.fault = self.shared.decide(&self.call);
+        // A fault since the rule changed comes first, and is logged already.
+        self.fault = self.fault.take().or_else(|| self.shared.decide(&self.call));
         let chunk = match self.fault {
             Some(Fault::Silence | Fault::Disconnect | Fault::Gone) => return None,
             Some(Fault::HalfBody) => {

@@ -5,8 +5,7 @@ use serde_json::{Value, json};
 use super::super::*;
 use super::attempt::{Attempts, KEEP, annotation, changed, finalizers, label, owner};
 use super::request::{BodyFormat, Verdict};
-use super::scene::{DRIVER, NODE_LABEL, Scene, config_maps, dynamic, mutating_policies, policy_bindings};
-use crate::objects::ownership::SELECTED_NODE;
+use super::scene::{Scene, config_maps, dynamic, mutating_policies, policy_bindings};
 
 /// The name of the MutatingAdmissionPolicy, of its binding and of the ConfigMap with the record.
 pub(super) const NAME: &str = "loopfs-claim-labels";
@@ -22,25 +21,6 @@ const METADATA: &str = "labels, annotations and finalizers of the ConfigMap";
 pub(super) async fn is_supported(cluster: &TestCluster) -> bool {
     let served = cluster.admin.list_api_group_resources("admissionregistration.k8s.io/v1").await.unwrap();
     served.resources.iter().any(|resource| resource.kind == "MutatingAdmissionPolicy")
-}
-
-/// Waits until the API server labels claims, so that all claims of the scene have labels.
-pub(super) async fn wait_for_policy(cluster: &TestCluster) {
-    let annotations = json!({"volume.kubernetes.io/storage-provisioner": DRIVER, SELECTED_NODE: HERE});
-    let claim = json!({
-        "metadata": {"name": "dry-run", "annotations": annotations},
-        "spec": {
-            "accessModes": ["ReadWriteOnce"], "storageClassName": cluster.class,
-            "resources": {"requests": {"storage": "1Mi"}},
-        },
-    });
-    let claim: PersistentVolumeClaim = serde_json::from_value(claim).unwrap();
-    let dry_run = PostParams { dry_run: true, ..PostParams::default() };
-    eventually("the API server labels claims", || async {
-        let created = cluster.claims().create(&dry_run, &claim).await.ok()?;
-        (created.labels().get(NODE_LABEL).map(String::as_str) == Some(HERE)).then_some(())
-    })
-    .await;
 }
 
 /// Adds the requests of the provisioner, which watches the record.

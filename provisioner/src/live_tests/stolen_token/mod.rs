@@ -211,7 +211,7 @@ async fn stolen_token_writes_only_permitted_objects(#[case] component: OptionalC
     let (controller, node) = cluster.controller_client(&ApiTraffic::default()).await;
     let provisioner = cluster.client_of(&node, &ApiTraffic::default()).await;
     if component == OptionalComponent::ClaimLabels {
-        claim_labels::wait_for_policy(&cluster).await;
+        cluster.until_labels_are_set().await;
     }
     let scene = Scene::set(&cluster, &node).await;
     let of_component = OfComponent::set(&cluster, component, &scene).await;

@@ -10,7 +10,7 @@ use k8s_openapi::api::rbac::v1::{
 use kube::api::ListParams;
 use kube::{Api, Client, ResourceExt};
 
-use super::super::SYSTEM;
+use super::super::{SYSTEM, eventually};
 use super::attacker::Account;
 use super::request::{AttackRequest, Verdict};
 
@@ -115,7 +115,16 @@ fn of_rule(rule: &PolicyRule, namespace: Option<&str>) -> Vec<Right> {
 /// Returns every policy that applies to an account of the driver.
 pub(super) async fn policies(admin: &Client) -> Vec<ValidatingAdmissionPolicy> {
     let policies: Api<ValidatingAdmissionPolicy> = Api::all(admin.clone());
-    let policies = policies.list(&ListParams::default()).await.unwrap();
+    // Kubernetes has looked for type errors in each.
+    let policies = eventually("all policies are checked", || async {
+        let all = policies.list(&ListParams::default()).await.unwrap();
+        let is_checked = |policy: &ValidatingAdmissionPolicy| {
+            let checked = policy.status.as_ref().and_then(|status| status.observed_generation);
+            checked == policy.metadata.generation
+        };
+        all.items.iter().all(is_checked).then_some(all)
+    })
+    .await;
     let applies = |policy: &ValidatingAdmissionPolicy| {
         Account::ALL.into_iter().any(|account| applies_to(policy, account))
     };
