@@ -31,7 +31,7 @@ use super::waiting::{State, until_one};
 /// The kubelet's port inside the machine.
 const KUBELET_PORT: u16 = 10_250;
 /// The time from power-on to the last service, emulated and on a host that also builds.
-const BOOT_DEADLINE: Duration = Duration::from_secs(300);
+const BOOT_DEADLINE: Duration = Duration::from_secs(600);
 /// The time from the kubelet's start to a Node object that is Ready.
 const JOIN_DEADLINE: Duration = Duration::from_secs(180);
 

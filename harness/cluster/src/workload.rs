@@ -5,12 +5,14 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use k8s_openapi::api::apps::v1::Deployment;
-use k8s_openapi::api::core::v1::{Namespace, PersistentVolume, PersistentVolumeClaim, Pod};
+use k8s_openapi::api::core::v1::{Namespace, PersistentVolume, PersistentVolumeClaim, Pod, ServiceAccount};
 use kube::{Api, Client};
 use serde_json::{Value, json};
 
 use super::objects;
 use super::waiting::{State, until_one};
+
+const SERVICE_ACCOUNT_DEADLINE: Duration = Duration::from_secs(300);
 
 /// The `volumeMode` of a claim. A pod mounts a file system, but has a block device under `volumeDevices`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -121,13 +123,18 @@ pub fn claim_spec(class: &str, size: &str, mode: VolumeMode, access: &str) -> Va
     })
 }
 
-/// Creates a namespace.
+/// Creates a namespace, and waits until pods can be created in it: each needs the ServiceAccount that Kubernetes creates.
 ///
 /// # Errors
-/// The API server refuses it.
+/// The API server refuses it, or the ServiceAccount does not come.
 pub async fn create_namespace(client: &Client, name: &str) -> Result<()> {
     let namespace: Namespace = typed(json!({"metadata": {"name": name}}))?;
-    objects::create(&Api::all(client.clone()), &namespace).await.map(drop)
+    objects::create(&Api::all(client.clone()), &namespace).await?;
+    let accounts = Api::<ServiceAccount>::namespaced(client.clone(), name);
+    let created = until_one(accounts, "default", SERVICE_ACCOUNT_DEADLINE, |account| {
+        State::ready_if(account.is_some(), "Kubernetes has not created it")
+    });
+    created.await.map(drop)
 }
 
 /// Returns the name of the PersistentVolume of a bound claim.

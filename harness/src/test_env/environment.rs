@@ -55,11 +55,12 @@ pub(crate) struct Timeouts {
 }
 
 impl Timeouts {
-    /// The timeouts of runs that should pass. An emulated machine on a host that builds something is slow.
+    /// The timeouts of runs that should pass. An emulated machine on a host that builds something is slow, and the kubelet tries a mount
+    /// that fails for the fourth time only after more than four minutes.
     pub(crate) const FULL: Timeouts = Timeouts {
-        start: Duration::from_secs(180),
-        grow: Duration::from_secs(240),
-        end: Duration::from_secs(180),
+        start: Duration::from_secs(600),
+        grow: Duration::from_secs(600),
+        end: Duration::from_secs(600),
     };
     /// The timeouts after a sabotage, where a longer wait would change nothing. A driver that is not disturbed needs less, except to
     /// delete: a story that waits for the end of something must fail for what the sabotage names.

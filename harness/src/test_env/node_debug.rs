@@ -15,10 +15,8 @@ use testvm_guest::control::ExecOutput;
 use super::manifests;
 use crate::nodes::DBG;
 
-/// Limits a command that does not wait for a condition.
-const DBG_TIMEOUT: Duration = Duration::from_secs(60);
-/// Limits `dbg bundle`, whose archive can have some 20 MB. The node is emulated, and has the fault that the archive is about.
-const BUNDLE_TIMEOUT: Duration = Duration::from_secs(300);
+/// Limits a command that does not wait for a condition. The node is emulated, and may have the fault that the command is about.
+const TIMEOUT: Duration = Duration::from_secs(300);
 /// The time that a command may take besides its wait.
 const MARGIN: Duration = Duration::from_secs(30);
 
@@ -44,7 +42,7 @@ pub(crate) async fn grant_driver_logs(session: &Session, client: &Client) -> Res
 
 /// Runs `dbg` on a node, and returns its output, whatever its exit code.
 pub(crate) async fn run(node: &Node, args: &[&str]) -> Result<ExecOutput> {
-    run_within(node, args, DBG_TIMEOUT).await
+    run_within(node, args, TIMEOUT).await
 }
 
 /// Waits until a condition of the node is met. `condition` has the name of the condition and its arguments.
@@ -77,7 +75,7 @@ pub(crate) async fn is_met(node: &Node, condition: &[&str]) -> Result<bool> {
 /// Stores the archive of `dbg bundle` of a node at `path`.
 pub(crate) async fn store_bundle(node: &Node, path: &Path) -> Result<()> {
     let dbg = program();
-    let encoded = node.output(&["sh", "-c", BUNDLE, "sh", &dbg], BUNDLE_TIMEOUT).await?;
+    let encoded = node.output(&["sh", "-c", BUNDLE, "sh", &dbg], TIMEOUT).await?;
     let ByteString(archive) =
         serde_json::from_value(json!(encoded.trim())).context("decode the archive of dbg bundle")?;
     fs::write(path, archive).with_context(|| format!("write {}", path.display()))

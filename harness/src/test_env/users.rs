@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use anyhow::Result;
 use futures::future::try_join_all;
-use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::core::v1::{Pod, Toleration};
 use testvm_cluster::objects;
 use testvm_cluster::waiting::until_none_complains;
 
@@ -32,7 +32,15 @@ impl User {
             mode: *mode,
             read_only: false,
         });
-        holder_of(&self.name, &held.collect::<Vec<_>>())
+        let mut pod = holder_of(&self.name, &held.collect::<Vec<_>>())?;
+        // It stays while its node boots, however long that takes.
+        let stays = Toleration {
+            effect: Some("NoExecute".into()),
+            operator: Some("Exists".into()),
+            ..Default::default()
+        };
+        pod.spec.get_or_insert_default().tolerations = Some(vec![stays]);
+        Ok(pod)
     }
 
     /// Returns the volumes of the claims, in the syntax of the test program.

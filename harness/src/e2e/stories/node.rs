@@ -45,6 +45,8 @@ const WRITER: &str = "writer";
 const READER: &str = "reader";
 const NEXT: &str = "next-device";
 const SIZE: Size = Size::mebibytes(2);
+/// The interval of the kernel's writes in hundredths of a second, as in proc_sys_vm(5). 0 ends them.
+const WRITEBACK: &str = "/proc/sys/vm/dirty_writeback_centisecs";
 const TOOL_DEADLINE: Duration = Duration::from_secs(60);
 
 /// The losetup of util-linux in the root file system of a node.
@@ -65,7 +67,7 @@ async fn run(steps: &mut Steps<'_>, env: &TestEnv<'_>, options: &NodeOptions, no
     node_debug::run(steps, env, node, ATTACKER).await?;
     let title = "a pod detaches its own device, and the driver is killed";
     steps.step(title, detached_device::detach(env, node)).await?;
-    steps.step("a pod writes without a sync, and ends", write_unsynced(env)).await?;
+    steps.step("a pod writes without a sync, and ends", write_unsynced(env, node)).await?;
     let title = "the next pod reads the unsynced writes of the deleted pod";
     steps.step(title, unsynced_writes_are_kept(env)).await?;
     let title = "the pod without its device reads and overwrites none of the devices that were attached next";
@@ -99,11 +101,24 @@ async fn start_pod(env: &TestEnv<'_>, node: &Node, expected: usize) -> Result<()
     Ok(())
 }
 
-/// The pod ends at once, before the kernel writes by itself.
-async fn write_unsynced(env: &TestEnv<'_>) -> Result<()> {
+/// The kernel writes nothing by itself until the pod has ended.
+async fn write_unsynced(env: &TestEnv<'_>, node: &Node) -> Result<()> {
     claims::request(env, WRITER, SIZE, VolumeMode::Block).await?;
-    start_writing(env, WRITER, WRITER).await?;
-    end(env, WRITER).await
+    let before = node.output(&["cat", WRITEBACK], TOOL_DEADLINE).await?;
+    set_writeback(node, "0").await?;
+    let ended = async {
+        start_writing(env, WRITER, WRITER).await?;
+        end(env, WRITER).await
+    };
+    let ended = ended.await;
+    set_writeback(node, before.trim()).await?;
+    ended
+}
+
+/// Sets the interval of the kernel's writes of files that nobody has synced.
+async fn set_writeback(node: &Node, centiseconds: &str) -> Result<()> {
+    let script = format!("echo {centiseconds} > {WRITEBACK}");
+    node.output(&["sh", "-c", &script], TOOL_DEADLINE).await.map(drop)
 }
 
 /// Reads the volume in another pod, while a third one attaches a further device.

@@ -6,9 +6,11 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use futures::future::try_join_all;
 use k8s_openapi::api::core::v1::{Node as NodeObject, Pod};
+use kube::runtime::watcher;
 use kube::{Api, ResourceExt};
 use testvm::excerpt::list;
 use testvm::steps::{StepResult, Steps};
+use testvm_cluster::containers::{Container, until_replaced};
 use testvm_cluster::exec::exec_ok;
 use testvm_cluster::waiting::{State, until_one};
 use testvm_cluster::{Node, objects};
@@ -62,9 +64,14 @@ async fn run(steps: &mut Steps<'_>, env: &TestEnv<'_>, node: &Node) -> StepResul
         .step("each volume is written to, and synced", volume_check(env, &users, "write-pattern", &[]))
         .await?;
     let held = steps.step("what the node holds is what the pods use", settled(env, node, None)).await?;
-    let boot = steps.step("cut the power", cut(env, node)).await?;
+    let (boot, containers) = steps.step("cut the power", cut(env, node)).await?;
     steps.step("the node boots on the same disks", booted(env, node, &boot)).await?;
-    steps.step("the driver serves", install::served(env)).await?;
+    let served = async {
+        let scope = watcher::Config::default().labels(env.driver.pod_labels());
+        until_replaced(env.driver_pods(), scope, &containers, env.timeouts.start).await?;
+        install::served(env).await
+    };
+    steps.step("the driver serves", served).await?;
     steps.step("the kubelet brings every pod back", back(env, &users, &before)).await?;
     steps
         .step("every volume has what was written to it", volume_check(env, &users, "verify-pattern", &[]))
@@ -113,12 +120,16 @@ async fn volume_check(env: &TestEnv<'_>, users: &[User], verb: &str, options: &[
     .map(drop)
 }
 
-/// Cuts the power, and returns the id of the boot that it ended.
-async fn cut(env: &TestEnv<'_>, node: &Node) -> Result<String> {
+/// Cuts the power, and returns the id of the boot that it ended, with the driver's containers. The API shows them as running until the
+/// kubelet of the next boot has reported others.
+async fn cut(env: &TestEnv<'_>, node: &Node) -> Result<(String, Vec<Container>)> {
+    let pods = env.live_driver_pods().await?;
+    let containers = pods.iter().flat_map(Container::all).filter_map(|(container, _)| container).collect();
     let nodes: Api<NodeObject> = Api::all(env.client.clone());
     let object = objects::read(&nodes, node.name()).await?;
     cut_power(env, node).await?;
-    boot_id(&object).map(str::to_owned).context("the Node does not say which boot it is of")
+    let boot = boot_id(&object).context("the Node does not say which boot it is of")?;
+    Ok((boot.to_owned(), containers))
 }
 
 async fn booted(env: &TestEnv<'_>, node: &Node, before: &str) -> Result<()> {

@@ -2,11 +2,12 @@
 
 use std::time::Duration;
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 use k8s_openapi::List;
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
 use testvm::steps::{StepResult, Steps};
+use testvm_cluster::containers::{self, Container};
 use testvm_cluster::{Node, objects};
 use tokio::time::{Instant, sleep};
 
@@ -23,12 +24,12 @@ const POLL_INTERVAL: Duration = Duration::from_millis(500);
 
 pub(super) async fn run(steps: &mut Steps<'_>, tenants: &Tenants<'_>) -> StepResult {
     let Tenants { env, node, other, .. } = *tenants;
-    let before = async { Ok((pod(env, HOSTILE).await?, pod(other, OTHER).await?)) };
-    let before = steps.step("both tenants' pods run", before).await?;
+    let processes = async || Ok([process(env, node, HOSTILE).await?, process(other, node, OTHER).await?]);
+    let before = steps.step("both tenants' pods run", processes()).await?;
     steps.step("the kubelet alone is killed, and back", restart(env, node)).await?;
     let stayed = async {
-        same(&before.0, &pod(env, HOSTILE).await?)?;
-        same(&before.1, &pod(other, OTHER).await?)?;
+        let now = processes().await?;
+        anyhow::ensure!(now == before, "the processes of the pods were {before:?} and are {now:?}");
         pods::write(env, HOSTILE, "/vol/after", "the restart").await?;
         pods::check_text(env, HOSTILE, "/vol/after", "the restart").await?;
         tenants.check_other_data().await
@@ -41,22 +42,11 @@ pub(super) async fn run(steps: &mut Steps<'_>, tenants: &Tenants<'_>) -> StepRes
     steps.step("a volume is expanded in use", grown).await
 }
 
-async fn pod(env: &TestEnv<'_>, name: &str) -> Result<Pod> {
-    objects::read(&env.pods(), name).await
-}
-
-/// Checks that the containers of a pod are those that they were.
-fn same(before: &Pod, now: &Pod) -> Result<()> {
-    let containers = |pod: &Pod| -> Vec<(Option<String>, i32)> {
-        let statuses = pod.status.iter().flat_map(|status| status.container_statuses.iter().flatten());
-        statuses.map(|status| (status.container_id.clone(), status.restart_count)).collect()
-    };
-    let (before, name, now) = (containers(before), now.name_any(), containers(now));
-    anyhow::ensure!(
-        !now.is_empty() && before == now,
-        "the containers of {name} were {before:?} and are {now:?}"
-    );
-    Ok(())
+/// Returns the process of a pod's container. Its status in the API is that of the former kubelet until the new one writes it.
+async fn process(env: &TestEnv<'_>, node: &Node, name: &str) -> Result<String> {
+    let pod = objects::read(&env.pods(), name).await?;
+    let container = Container::all(&pod).find_map(|(container, _)| container);
+    containers::process(node, &container.with_context(|| format!("pod {name} does not run"))?).await
 }
 
 /// Returns `true` if a list of pods, as the kubelet serves it, has both tenants' pods.
