@@ -115,7 +115,7 @@ async fn write_unsynced(env: &TestEnv<'_>, node: &Node) -> Result<()> {
     ended
 }
 
-/// Sets the interval of the kernel's writes of files that nobody has synced.
+/// Sets the interval of the kernel's writes of unsynced files.
 async fn set_writeback(node: &Node, centiseconds: &str) -> Result<()> {
     let script = format!("echo {centiseconds} > {WRITEBACK}");
     node.output(&["sh", "-c", &script], TOOL_DEADLINE).await.map(drop)
