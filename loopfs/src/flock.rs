@@ -67,7 +67,8 @@ impl Queue {
         let Some(first) = self.until_first(deadline) else {
             return Err(still_locked(file.as_fd(), timeout, operation));
         };
-        let file = lock(file, FlockArg::LockExclusiveNonblock, deadline.left(), operation)?;
+        let locked = retry(deadline, file, |file| Flock::lock(file, FlockArg::LockExclusiveNonblock));
+        let file = locked.map_err(|(file, errno)| failed(file, errno, timeout, operation))?;
         Ok(QueuedLock { file, _first: first })
     }
 
@@ -145,24 +146,27 @@ fn lock(
     timeout: Duration,
     operation: &'static str,
 ) -> Result<Flock<OwnedFd>> {
-    match retry(timeout, file, |file| Flock::lock(file, request)) {
-        Ok(locked) => Ok(locked),
-        Err((file, Errno::EAGAIN)) => Err(still_locked(file.as_fd(), timeout, operation)),
-        Err((file, errno)) => Err(Error::sys(operation, path_of(file.as_fd()), errno)),
+    retry(Deadline::after(timeout), file, |file| Flock::lock(file, request))
+        .map_err(|(file, errno)| failed(file, errno, timeout, operation))
+}
+
+fn failed(file: OwnedFd, errno: Errno, timeout: Duration, operation: &'static str) -> Error {
+    match errno {
+        Errno::EAGAIN => still_locked(file.as_fd(), timeout, operation),
+        errno => Error::sys(operation, path_of(file.as_fd()), errno),
     }
 }
 
-/// Calls `attempt` with `file` until it returns something other than EAGAIN or EINTR. Returns EAGAIN after `timeout`.
+/// Calls `attempt` with `file` until it returns something other than EAGAIN or EINTR. Returns EAGAIN after the deadline.
 ///
 /// The kernel has no event to wait for with a timeout. flock(2) has no timeout. If a process dies, inotify(7) reports the
 /// close of its file before the kernel has dropped its lock. This function therefore tries the lock at intervals that
 /// double from 50 µs to 10 ms.
 pub(crate) fn retry<F, T>(
-    timeout: Duration,
+    deadline: Deadline,
     mut file: F,
     mut attempt: impl FnMut(F) -> std::result::Result<T, (F, Errno)>,
 ) -> std::result::Result<T, (F, Errno)> {
-    let deadline = Deadline::after(timeout);
     let mut pause = FIRST_PAUSE;
     loop {
         file = match attempt(file) {
@@ -252,8 +256,8 @@ mod tests {
         assert!(error.kind() == ErrorKind::Busy && error.to_string().contains("20ms"), "{error}");
         drop(held);
         let other = exclusive(open(&file), Duration::ZERO, OPERATION).unwrap();
-        let error = queue.exclusive(open(&file), Duration::ZERO, OPERATION).unwrap_err();
-        assert_eq!(error.kind(), ErrorKind::Busy, "{error}");
+        let error = queue.exclusive(open(&file), Duration::from_millis(20), OPERATION).unwrap_err();
+        assert!(error.kind() == ErrorKind::Busy && error.to_string().contains("20ms"), "{error}");
         // The thread that failed is no longer the first.
         drop(other);
         queue.exclusive(open(&file), Duration::ZERO, OPERATION).unwrap();

@@ -124,7 +124,7 @@ fn caller_lock(file: BorrowedFd<'_>) -> CallerLock {
 
 /// EAGAIN: another open file description has the lock at the deadline.
 fn lock_until(deadline: Deadline, file: BorrowedFd<'_>) -> std::result::Result<(), Errno> {
-    flock::retry(deadline.left(), file, |file| file_lock::try_lock_whole(file).map_err(|errno| (file, errno)))
+    flock::retry(deadline, file, |file| file_lock::try_lock_whole(file).map_err(|errno| (file, errno)))
         .map_err(|(_, errno)| errno)
 }
 
