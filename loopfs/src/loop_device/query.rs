@@ -6,7 +6,7 @@
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TrySendError, sync_channel};
 use std::sync::{Arc, Condvar, LazyLock, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -135,7 +135,7 @@ where
                 // No thread can be created (EAGAIN), so there is no timeout.
                 Err(_) => {
                     self.left.pop();
-                    return Some((number, call(number, self.limit, &self.query)));
+                    return Some((number, call(number, self.limit, &self.query).0));
                 }
             },
         };
@@ -176,21 +176,41 @@ where
 
 fn run<T>(
     numbers: Vec<DeviceNumber>,
-    query: impl Fn(DeviceNumber) -> Result<T>,
+    query: impl Fn(DeviceNumber) -> (Result<T>, Option<Call>),
     sender: &SyncSender<Result<T>>,
     stop: &AtomicBool,
 ) {
     for number in numbers.into_iter().rev() {
-        if stop.load(Ordering::Acquire) || sender.send(query(number)).is_err() {
+        if stop.load(Ordering::Acquire) {
+            return;
+        }
+        let (result, call) = query(number);
+        let waiting = match sender.try_send(result) {
+            Ok(()) => continue,
+            Err(TrySendError::Full(result)) => result,
+            Err(TrySendError::Disconnected(late)) => {
+                // It may have the device open, and a caller that waits for the call expects that it is closed.
+                drop(late);
+                return;
+            }
+        };
+        // The device responds. Others need not wait until the results are taken.
+        drop(call);
+        if sender.send(waiting).is_err() {
             return;
         }
     }
 }
 
-fn call<T>(number: DeviceNumber, limit: Duration, query: impl Fn(DeviceNumber) -> Result<T>) -> Result<T> {
+/// Returns the result with the call, which ends when it is dropped; `None` if another thread has the device.
+fn call<T>(
+    number: DeviceNumber,
+    limit: Duration,
+    query: impl Fn(DeviceNumber) -> Result<T>,
+) -> (Result<T>, Option<Call>) {
     match Call::begin(number, limit) {
-        Some(_call) => query(number),
-        None => Err(unresponsive(number)),
+        Some(call) => (query(number), Some(call)),
+        None => (Err(unresponsive(number)), None),
     }
 }
 
@@ -218,6 +238,32 @@ mod tests {
     fn numbers(minors: std::ops::Range<u32>) -> Vec<DeviceNumber> {
         // No other test has this major number, and the threads that wait are of the process.
         minors.map(|minor| DeviceNumber { major: 240, minor }).collect()
+    }
+
+    /// A result that tells, when it is dropped, whether the device is still being called.
+    struct Late(DeviceNumber, mpsc::Sender<bool>);
+
+    impl Drop for Late {
+        fn drop(&mut self) {
+            self.1.send(Call::begin(self.0, Duration::ZERO).is_none()).unwrap();
+        }
+    }
+
+    #[test]
+    fn a_late_result_is_dropped_before_its_call_ends() {
+        reset(|_| {});
+        let (release, blocked) = mpsc::channel::<()>();
+        let (dropped, was_called) = mpsc::channel();
+        let blocked = Arc::new(Mutex::new(blocked));
+        let query = move |number: DeviceNumber| {
+            blocked.lock().unwrap().recv().unwrap();
+            Ok(Late(number, dropped.clone()))
+        };
+        let [number] = numbers(90..91)[..] else { unreachable!() };
+        let late = query_within(Duration::from_millis(10), number, query);
+        assert_eq!(late.err().map(|error| error.kind()), Some(ErrorKind::Busy));
+        release.send(()).unwrap();
+        assert!(was_called.recv().unwrap());
     }
 
     #[test]
