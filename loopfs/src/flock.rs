@@ -32,28 +32,29 @@ pub(crate) fn exclusive(
     lock(file.into(), FlockArg::LockExclusiveNonblock, timeout, operation)
 }
 
-/// The queue of this process's threads for the lock of one file. One of them at a time tries the lock, so that the others need not ask
-/// for it again and again.
+/// The threads that want the lock of one file by the same object. Only one of them at a time tries the lock, so that the others need not
+/// try it again and again. They have no order: a thread that comes may overtake one that waits. While the lock goes from one thread to
+/// the next, it is free for a moment in which another process can take it.
 #[derive(Debug, Default)]
 pub(crate) struct Queue {
-    has_first: Mutex<bool>,
+    is_taken: Mutex<bool>,
     left: Condvar,
 }
 
-/// The lock of a file, held until this is dropped. Then the next thread of the [`Queue`] can take it.
+/// The lock of a file, held until this is dropped. Then another thread of the [`Queue`] can take it.
 #[derive(Debug)]
 pub(crate) struct QueuedLock<'a> {
-    // Dropped before the place in the queue.
+    // Dropped before the place.
     file: Flock<OwnedFd>,
-    _first: First<'a>,
+    _place: Place<'a>,
 }
 
-/// The first place in a [`Queue`].
+/// The right to try the lock, which one thread of a [`Queue`] has.
 #[derive(Debug)]
-struct First<'a>(&'a Queue);
+struct Place<'a>(&'a Queue);
 
 impl Queue {
-    /// Locks `file` as [`exclusive`] does, when this thread is the first in the queue.
+    /// Locks `file` as [`exclusive`] does, but waits for the other threads of the queue first.
     ///
     /// # Errors
     /// As [`exclusive`].
@@ -64,36 +65,36 @@ impl Queue {
         operation: &'static str,
     ) -> Result<QueuedLock<'_>> {
         let (file, deadline) = (file.into(), Deadline::after(timeout));
-        let Some(first) = self.until_first(deadline) else {
+        let Some(place) = self.place(deadline) else {
             return Err(still_locked(file.as_fd(), timeout, operation));
         };
         let locked = retry(deadline, file, |file| Flock::lock(file, FlockArg::LockExclusiveNonblock));
         let file = locked.map_err(|(file, errno)| failed(file, errno, timeout, operation))?;
-        Ok(QueuedLock { file, _first: first })
+        Ok(QueuedLock { file, _place: place })
     }
 
-    /// Returns `None` if another thread is still the first at the deadline.
-    fn until_first(&self, deadline: Deadline) -> Option<First<'_>> {
-        let mut has_first = self.has_first();
-        while *has_first {
+    /// Returns `None` if another thread still has the place at the deadline.
+    fn place(&self, deadline: Deadline) -> Option<Place<'_>> {
+        let mut is_taken = self.is_taken();
+        while *is_taken {
             let left = deadline.left();
             if left.is_zero() {
                 return None;
             }
-            (has_first, _) = self.left.wait_timeout(has_first, left).unwrap_or_else(PoisonError::into_inner);
+            (is_taken, _) = self.left.wait_timeout(is_taken, left).unwrap_or_else(PoisonError::into_inner);
         }
-        *has_first = true;
-        Some(First(self))
+        *is_taken = true;
+        Some(Place(self))
     }
 
-    fn has_first(&self) -> MutexGuard<'_, bool> {
-        self.has_first.lock().unwrap_or_else(PoisonError::into_inner)
+    fn is_taken(&self) -> MutexGuard<'_, bool> {
+        self.is_taken.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Drop for First<'_> {
+impl Drop for Place<'_> {
     fn drop(&mut self) {
-        *self.0.has_first() = false;
+        *self.0.is_taken() = false;
         self.0.left.notify_one();
     }
 }
@@ -226,7 +227,7 @@ mod tests {
         exclusive(open(&file), Duration::ZERO, OPERATION).unwrap();
     }
 
-    /// The lock is handed on within the process, and other processes are excluded all the time.
+    /// While a thread has the lock, other processes are excluded too.
     #[test]
     fn one_thread_of_a_queue_has_the_lock() {
         const THREADS: usize = 8;
@@ -258,7 +259,7 @@ mod tests {
         let other = exclusive(open(&file), Duration::ZERO, OPERATION).unwrap();
         let error = queue.exclusive(open(&file), Duration::from_millis(20), OPERATION).unwrap_err();
         assert!(error.kind() == ErrorKind::Busy && error.to_string().contains("20ms"), "{error}");
-        // The thread that failed is no longer the first.
+        // The thread that failed has given up its place.
         drop(other);
         queue.exclusive(open(&file), Duration::ZERO, OPERATION).unwrap();
     }

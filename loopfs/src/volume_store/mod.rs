@@ -34,8 +34,8 @@
 //! the table has no other limit, with [`ErrorKind::Busy`](crate::ErrorKind::Busy). The kernel drops file locks when their process
 //! dies, unless a child process or a device has the same open file description.
 //!
-//! The threads of a process wait in a queue for the reservation record, and in another one for the project ids. Only the first thread of a
-//! queue tries the file lock, because flock(2) has no timeout and is tried at intervals.
+//! The threads that use one [`VolumeStore`] wait for each other before the reservation record, and before the project ids. Only one of them
+//! at a time tries the file lock, because flock(2) has no timeout and is tried at intervals.
 //!
 //! The module `publish` first locks the volume and then the target, in its own process and without a limit, before any of these.
 //!

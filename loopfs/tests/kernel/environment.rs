@@ -105,14 +105,22 @@ impl Drop for Leaks {
     }
 }
 
-/// Waits for a condition, of which no event tells, without sleeping: some last for less than a millisecond.
+/// Waits for a condition, of which no event tells. Some last for less than a millisecond.
 #[track_caller]
-pub(crate) fn wait_until(mut holds: impl FnMut() -> bool) {
+pub(crate) fn wait_until(holds: impl FnMut() -> bool) {
+    assert!(holds_in_time(holds), "not within {TIMEOUT:?}");
+}
+
+/// Waits as [`wait_until`] does, and returns `false` if the condition does not hold in time.
+pub(crate) fn holds_in_time(mut holds: impl FnMut() -> bool) -> bool {
     let start = Instant::now();
     while !holds() {
-        assert!(start.elapsed() < TIMEOUT, "not within {TIMEOUT:?}");
-        std::thread::yield_now();
+        if start.elapsed() > TIMEOUT {
+            return false;
+        }
+        std::thread::sleep(Duration::from_micros(100));
     }
+    true
 }
 
 /// Returns the number of loop devices, idle ones included.

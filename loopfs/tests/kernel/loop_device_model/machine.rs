@@ -17,7 +17,7 @@ use super::reference::{FileFacts, State};
 use super::worker::{self, Worker};
 use super::{FILES, FORMATTED, PRIVATE, RANGE, WORKERS, file_path, invariants, observed};
 use crate::disk::mkfs;
-use crate::environment::{directory, wait_until};
+use crate::environment::{directory, holds_in_time};
 
 /// The size of a file at first, larger than the size limits of the plan. An XFS has at least 300 MiB.
 const SIZE: u64 = 1 << 20;
@@ -157,7 +157,7 @@ impl Machine {
             if !sent[number].is_empty() {
                 process.until_begun();
             }
-            // A moment in the call.
+            // A moment in a call that is in progress.
             std::thread::sleep(delay);
             process.kill();
             events.push(Event::Died { worker: number });
@@ -307,12 +307,17 @@ impl Machine {
         ensure(bound.is_empty(), || format!("devices are still bound: {bound:?}"))?;
         self.round(vec![(0, Call::RemoveIdle { keep: 0 })], None, None)?;
         // A slow removal goes on in the background.
-        wait_until(|| observed::existing_in_range().is_disjoint(&detached));
+        let left = || observed::existing_in_range().intersection(&detached).copied().collect::<Vec<_>>();
+        ensure(holds_in_time(|| left().is_empty()), || {
+            format!("the pool did not remove {:?}, which it had detached", left())
+        })?;
         self.workers.clear();
         let control = LoopControl::with_pool(PoolOptions { range: RANGE, keep_idle: 0 }).unwrap();
         control.remove_idle(0);
-        wait_until(|| observed::existing_in_range().is_empty());
-        Ok(())
+        let left = observed::existing_in_range;
+        ensure(holds_in_time(|| left().is_empty()), || {
+            format!("a new pool did not remove the idle indices {:?}", left())
+        })
     }
 
     pub(super) fn print_history(&self) {

@@ -65,7 +65,7 @@ impl Worker {
         self.sent - 1
     }
 
-    /// Waits until a call of this round has begun.
+    /// Waits until a call of this round has begun, so that a kill hits a call in progress.
     pub(super) fn until_begun(&self) {
         assert_eq!(self.line().as_deref(), Some(BEGUN));
     }
