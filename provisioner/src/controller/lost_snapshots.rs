@@ -78,7 +78,7 @@ async fn check(
             Ok(true) => {}
             Ok(false) => continue,
             Err(error) => {
-                tracing::warn!(%error, content = content.name_any(), "could not check whether the node of a snapshot was deleted; it is retried");
+                tracing::warn!(%error, content = content.name_any(), "could not check whether the node of a snapshot was deleted; it is retried, and its grace time starts again");
                 next = sooner(next, RETRY_INTERVAL);
                 continue;
             }
@@ -222,6 +222,13 @@ mod tests {
         let (waits, reasons) = checked_at([Duration::ZERO, GRACE], requests).await;
         assert_eq!(waits, [Some(GRACE), wait]);
         assert_eq!(reasons, events);
+    }
+
+    #[tokio::test]
+    async fn unread_node_is_read_again_soon() {
+        let refused = expect(Method::GET, NODE, None).refuse(403, "Forbidden");
+        let checked = checked_at([Duration::ZERO], vec![listed(content(json!({}))), refused]).await;
+        assert_eq!(checked, (vec![Some(RETRY_INTERVAL)], vec![]));
     }
 
     #[tokio::test]

@@ -78,20 +78,20 @@ const PODS_OF_DRIVER: &str = "app.kubernetes.io/name=loopfs";
 const TIMEOUT: Duration = Duration::from_secs(120);
 
 /// Serialises the tests: all use the same node, and a provisioner serves every claim of its node. Has the namespace and the component
-/// of a test until that finishes, so that the next one removes what a failed one left.
-static TEST_LOCK: Mutex<Option<(String, Files)>> = Mutex::const_new(None);
+/// of a test until that finishes, so that the next one removes what a failed one left of these.
+static TEST_LOCK: Mutex<Option<(String, ComponentFiles)>> = Mutex::const_new(None);
 
 /// The texts of the files of an optional component.
-type Files = &'static [&'static str];
+type ComponentFiles = &'static [&'static str];
 
 struct TestCluster {
-    test_lock: MutexGuard<'static, Option<(String, Files)>>,
+    test_lock: MutexGuard<'static, Option<(String, ComponentFiles)>>,
     admin: Client,
     namespace: String,
     class: String,
     volumes: Arc<FakeStore>,
     scratch: tempfile::TempDir,
-    component: Files,
+    component: ComponentFiles,
 }
 
 struct Provisioner {
@@ -167,7 +167,7 @@ impl TestCluster {
     }
 
     /// Applies the files of an optional component. [`Self::finish`] removes the objects.
-    async fn connect_with(component: Files) -> Self {
+    async fn connect_with(component: ComponentFiles) -> Self {
         let mut test_lock = TEST_LOCK.lock().await;
         if let Ok(level) = std::env::var("LOG_LEVEL") {
             // Only the first test of a run starts logging.
@@ -389,7 +389,7 @@ impl TestCluster {
 }
 
 /// Removes the objects of the test with a namespace. A failed test may have removed some.
-async fn remove_objects_of(namespace: &str, component: Files, admin: &Client) {
+async fn remove_objects_of(namespace: &str, component: ComponentFiles, admin: &Client) {
     opt_out(component, admin).await;
     let classes: Api<StorageClass> = Api::all(admin.clone());
     for class in classes.list(&ListParams::default()).await.unwrap() {
