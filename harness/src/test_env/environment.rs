@@ -55,8 +55,8 @@ pub(crate) struct Timeouts {
 }
 
 impl Timeouts {
-    /// The timeouts of runs that should pass. An emulated machine on a host that builds something is slow, and the kubelet tries a mount
-    /// that fails for the fourth time only after more than four minutes.
+    /// The timeouts of runs that should pass. An emulated machine on a host that builds something is slow, and the kubelet's fourth
+    /// attempt at a failing mount comes only after more than four minutes.
     pub(crate) const FULL: Timeouts = Timeouts {
         start: Duration::from_secs(600),
         grow: Duration::from_secs(600),

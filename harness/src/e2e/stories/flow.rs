@@ -13,7 +13,7 @@ use kube::runtime::watcher;
 use testvm::excerpt::list;
 use testvm::steps::{StepResult, Steps};
 use testvm_cluster::api_error::api_error;
-use testvm_cluster::containers::{Container, freeze};
+use testvm_cluster::containers::{Container, freeze, thaw};
 use testvm_cluster::exec::{http_get, log_tail};
 use testvm_cluster::mount_table::Mounted;
 use testvm_cluster::waiting::{State, until, until_event, until_none_complains, until_one};
@@ -55,10 +55,10 @@ pub(in crate::e2e) const STORY: Story = Story {
         Sabotage {
             name: "resize",
             about: "The API server rejects the expansion of the volumes",
-            before: "ask for 4Mi",
+            before: GROW,
             change: |env| Box::pin(reject_writes(env, Rejected::CreationsAndUpdates)),
             repair: None,
-            expected: &["is not being expanded: its resize is None"],
+            expected: &["has not grown", "4Mi asked", "it has 1Mi"],
         },
     ],
 };
@@ -72,6 +72,10 @@ const DOUBLE_LIMITS: &str = "for volume in DATA/volumes/*/; do TOOL quota set --
 const OF_A_RESIZE: [&str; 4] =
     ["Resizing", "FileSystemResizePending", "ControllerResizeError", "NodeResizeError"];
 
+/// The title of the step in which the claims request 4Mi.
+const GROW: &str = "ask for 4Mi, and kill the driver while the claims grow";
+/// The kubelet kills a container that does not respond for a minute.
+const FREEZE_LIMIT: Duration = Duration::from_secs(45);
 /// The container of the driver that expands volumes.
 const DRIVER: &str = "csi";
 /// The port of the driver's metrics, as in the manifests.
@@ -98,9 +102,7 @@ async fn run_without_driver_pods(steps: &mut Steps<'_>, env: &TestEnv<'_>) -> St
     let containers: Vec<&str> = env.driver.containers().collect();
     steps.step("create the StatefulSet with three claims of 1Mi", create(env)).await?;
     steps.step("the claims are bound to volumes of exactly that size", bound(env)).await?;
-    let killed =
-        kill_driver(steps, env, "kill the driver while the pod starts", &containers[..1], async { Ok(()) })
-            .await?;
+    let killed = kill_driver(steps, env, "kill the driver while the pod starts", &containers[..1]).await?;
     steps.step("the pod runs", until_pod_runs(&env.pods(), FLOW_POD, env.timeouts.start)).await?;
     let checked = pods::check_new(env, FLOW_POD, SIZE, &VOLUMES);
     steps.step("[INIT-PASSED]: the pod sees volumes of 1Mi, and no more fits", checked).await?;
@@ -115,9 +117,14 @@ async fn run_without_driver_pods(steps: &mut Steps<'_>, env: &TestEnv<'_>) -> St
     if env.node.is_some() {
         steps.step("the driver that was killed was started again", killed_and_back(env, &killed)).await?;
     }
-    steps.step("ask for 4Mi", ask_for_expansions(env)).await?;
-    let killed =
-        kill_driver(steps, env, "kill the driver while the claims grow", &containers, growing(env)).await?;
+    let killed = match env.node {
+        Some(node) => steps.step(GROW, kill_growing(env, node, &containers)).await?,
+        None => {
+            steps.step("ask for 4Mi", ask_for_expansions(env)).await?;
+            steps.skip(GROW, FOREIGN_NODE);
+            Vec::new()
+        }
+    };
     steps.step("the claims have grown", grown(env)).await?;
     let checked = pods::check_kept(env, FLOW_POD, [SIZE, GROWN], &VOLUMES);
     steps
@@ -188,27 +195,38 @@ async fn rejected(env: &TestEnv<'_>) -> Result<()> {
     until_event(&env.client, &claim, &["VolumeResizeFailed"], env.timeouts.start, names_space).await.map(drop)
 }
 
-/// Requests the expansions of a driver that is frozen on the harness's own node, so that none ends before it is killed.
 async fn ask_for_expansions(env: &TestEnv<'_>) -> Result<()> {
-    if let Some(node) = env.node {
-        for pod in env.live_driver_pods().await? {
-            freeze(node, &Container::of(&pod, DRIVER)?).await?;
-        }
-    }
     for name in FLOW_CLAIMS {
         claims::request_size(env, name, GROWN).await?;
     }
     Ok(())
 }
 
-/// Waits until the expansion of each claim is in progress.
-async fn growing(env: &TestEnv<'_>) -> Result<()> {
-    until_claims(env, env.timeouts.grow, |claim| {
-        let state = claims::resize_state(claim);
-        (state != Some("ControllerResizeInProgress"))
-            .then(|| format!("is not being expanded: its resize is {state:?}"))
-    })
-    .await
+/// Requests the expansions of a frozen driver, so that none ends before the driver is killed, and kills the containers.
+async fn kill_growing(env: &TestEnv<'_>, node: &Node, containers: &[&str]) -> Result<Vec<Container>> {
+    let pods = env.live_driver_pods().await?;
+    let drivers = pods.iter().map(|pod| Container::of(pod, DRIVER)).collect::<Result<Vec<_>>>()?;
+    for driver in &drivers {
+        freeze(node, driver).await?;
+    }
+    let killed = async {
+        ask_for_expansions(env).await?;
+        until_claims(env, FREEZE_LIMIT, |claim| {
+            let state = claims::resize_state(claim);
+            let grows = state == Some("ControllerResizeInProgress");
+            (!grows).then(|| format!("is not being expanded: its resize is {state:?}"))
+        })
+        .await?;
+        kill_all(env, node, containers).await
+    };
+    let killed = killed.await;
+    if killed.is_err() {
+        for driver in &drivers {
+            // It may have been killed.
+            drop(thaw(node, driver).await);
+        }
+    }
+    killed
 }
 
 /// Waits until the status of each claim has the requested size and no resize is in progress.
@@ -287,30 +305,28 @@ async fn killed_and_back(env: &TestEnv<'_>, killed: &[Container]) -> Result<()> 
     .map(drop)
 }
 
-/// Kills the containers of the driver after the wait, and returns them.
+/// Kills the containers of the driver, and returns them.
 async fn kill_driver(
     steps: &mut Steps<'_>,
     env: &TestEnv<'_>,
     title: &str,
     containers: &[&str],
-    awaited: impl Future<Output = Result<()>>,
 ) -> StepResult<Vec<Container>> {
     let Some(node) = env.node else {
         steps.skip(title, FOREIGN_NODE);
         return Ok(Vec::new());
     };
-    steps
-        .step(title, async {
-            awaited.await?;
-            let mut killed = Vec::new();
-            for pod in env.live_driver_pods().await? {
-                for container in containers {
-                    killed.push(kill(env, node, &pod, container).await?);
-                }
-            }
-            Ok(killed)
-        })
-        .await
+    steps.step(title, kill_all(env, node, containers)).await
+}
+
+async fn kill_all(env: &TestEnv<'_>, node: &Node, containers: &[&str]) -> Result<Vec<Container>> {
+    let mut killed = Vec::new();
+    for pod in env.live_driver_pods().await? {
+        for container in containers {
+            killed.push(kill(env, node, &pod, container).await?);
+        }
+    }
+    Ok(killed)
 }
 
 /// Waits until `complaint` returns nothing for any claim of the flow.

@@ -45,7 +45,7 @@ const WRITER: &str = "writer";
 const READER: &str = "reader";
 const NEXT: &str = "next-device";
 const SIZE: Size = Size::mebibytes(2);
-/// The interval of the kernel's writes in hundredths of a second, as in proc_sys_vm(5). 0 ends them.
+/// The interval of the kernel's writes in hundredths of a second, as in proc_sys_vm(5). 0 turns the periodic ones off.
 const WRITEBACK: &str = "/proc/sys/vm/dirty_writeback_centisecs";
 const TOOL_DEADLINE: Duration = Duration::from_secs(60);
 
@@ -111,8 +111,9 @@ async fn write_unsynced(env: &TestEnv<'_>, node: &Node) -> Result<()> {
         end(env, WRITER).await
     };
     let ended = ended.await;
-    set_writeback(node, before.trim()).await?;
-    ended
+    let restored = set_writeback(node, before.trim()).await;
+    ended?;
+    restored
 }
 
 /// Sets the interval of the kernel's writes of unsynced files.

@@ -13,6 +13,7 @@ use testvm::steps::{StepResult, Steps};
 use testvm_cluster::containers::{Container, until_replaced};
 use testvm_cluster::exec::exec_ok;
 use testvm_cluster::waiting::{State, until_one};
+use testvm_cluster::workload::node_of;
 use testvm_cluster::{Node, objects};
 use tokio::time::{Instant, sleep};
 
@@ -124,7 +125,8 @@ async fn volume_check(env: &TestEnv<'_>, users: &[User], verb: &str, options: &[
 /// kubelet of the next boot has reported others.
 async fn cut(env: &TestEnv<'_>, node: &Node) -> Result<(String, Vec<Container>)> {
     let pods = env.live_driver_pods().await?;
-    let containers = pods.iter().flat_map(Container::all).filter_map(|(container, _)| container).collect();
+    let on_node = pods.iter().filter(|pod| node_of(pod) == Some(node.name()));
+    let containers = on_node.flat_map(Container::all).filter_map(|(container, _)| container).collect();
     let nodes: Api<NodeObject> = Api::all(env.client.clone());
     let object = objects::read(&nodes, node.name()).await?;
     cut_power(env, node).await?;
