@@ -29,7 +29,7 @@ pub(crate) fn exclusive(
     timeout: Duration,
     operation: &'static str,
 ) -> Result<Flock<OwnedFd>> {
-    lock(file.into(), FlockArg::LockExclusiveNonblock, timeout, operation)
+    lock(file.into(), FlockArg::LockExclusiveNonblock, Deadline::after(timeout), timeout, operation)
 }
 
 /// The threads that want the lock of one file by the same object. Only one of them at a time tries the lock, so that the others need not
@@ -38,7 +38,7 @@ pub(crate) fn exclusive(
 #[derive(Debug, Default)]
 pub(crate) struct Queue {
     is_taken: Mutex<bool>,
-    left: Condvar,
+    freed: Condvar,
 }
 
 /// The lock of a file, held until this is dropped. Then another thread of the [`Queue`] can take it.
@@ -68,8 +68,7 @@ impl Queue {
         let Some(place) = self.place(deadline) else {
             return Err(still_locked(file.as_fd(), timeout, operation));
         };
-        let locked = retry(deadline, file, |file| Flock::lock(file, FlockArg::LockExclusiveNonblock));
-        let file = locked.map_err(|(file, errno)| failed(file, errno, timeout, operation))?;
+        let file = lock(file, FlockArg::LockExclusiveNonblock, deadline, timeout, operation)?;
         Ok(QueuedLock { file, _place: place })
     }
 
@@ -81,7 +80,7 @@ impl Queue {
             if left.is_zero() {
                 return None;
             }
-            (is_taken, _) = self.left.wait_timeout(is_taken, left).unwrap_or_else(PoisonError::into_inner);
+            (is_taken, _) = self.freed.wait_timeout(is_taken, left).unwrap_or_else(PoisonError::into_inner);
         }
         *is_taken = true;
         Some(Place(self))
@@ -95,7 +94,7 @@ impl Queue {
 impl Drop for Place<'_> {
     fn drop(&mut self) {
         *self.0.is_taken() = false;
-        self.0.left.notify_one();
+        self.0.freed.notify_one();
     }
 }
 
@@ -137,24 +136,21 @@ pub(crate) fn shared(
     timeout: Duration,
     operation: &'static str,
 ) -> Result<Flock<OwnedFd>> {
-    lock(file.into(), FlockArg::LockSharedNonblock, timeout, operation)
+    lock(file.into(), FlockArg::LockSharedNonblock, Deadline::after(timeout), timeout, operation)
 }
 
-/// Tries `request`, which does not block, until it succeeds or `timeout` has passed.
+/// Tries `request`, which does not block, until it succeeds or the deadline, which is that of `timeout`, has passed.
 fn lock(
     file: OwnedFd,
     request: FlockArg,
+    deadline: Deadline,
     timeout: Duration,
     operation: &'static str,
 ) -> Result<Flock<OwnedFd>> {
-    retry(Deadline::after(timeout), file, |file| Flock::lock(file, request))
-        .map_err(|(file, errno)| failed(file, errno, timeout, operation))
-}
-
-fn failed(file: OwnedFd, errno: Errno, timeout: Duration, operation: &'static str) -> Error {
-    match errno {
-        Errno::EAGAIN => still_locked(file.as_fd(), timeout, operation),
-        errno => Error::sys(operation, path_of(file.as_fd()), errno),
+    match retry(deadline, file, |file| Flock::lock(file, request)) {
+        Ok(locked) => Ok(locked),
+        Err((file, Errno::EAGAIN)) => Err(still_locked(file.as_fd(), timeout, operation)),
+        Err((file, errno)) => Err(Error::sys(operation, path_of(file.as_fd()), errno)),
     }
 }
 
@@ -202,6 +198,7 @@ fn path_of(file: BorrowedFd<'_>) -> String {
 #[cfg(test)]
 mod tests {
     use std::fs::File;
+    use std::sync::atomic::{AtomicUsize, Ordering};
 
     use super::*;
 
@@ -232,15 +229,15 @@ mod tests {
     fn one_thread_of_a_queue_has_the_lock() {
         const THREADS: usize = 8;
         let (file, queue) = (tempfile::NamedTempFile::new().unwrap(), Queue::default());
-        let holders = std::sync::atomic::AtomicUsize::new(0);
+        let holders = AtomicUsize::new(0);
         std::thread::scope(|scope| {
             for _ in 0..THREADS {
                 scope.spawn(|| {
                     for _ in 0..100 {
                         let held = queue.exclusive(open(&file), Duration::MAX, OPERATION).unwrap();
-                        assert_eq!(holders.fetch_add(1, std::sync::atomic::Ordering::SeqCst), 0);
+                        assert_eq!(holders.fetch_add(1, Ordering::SeqCst), 0);
                         exclusive(open(&file), Duration::ZERO, OPERATION).unwrap_err();
-                        holders.fetch_sub(1, std::sync::atomic::Ordering::SeqCst);
+                        holders.fetch_sub(1, Ordering::SeqCst);
                         drop(held);
                     }
                 });

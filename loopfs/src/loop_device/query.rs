@@ -259,7 +259,7 @@ mod tests {
             blocked.lock().unwrap().recv().unwrap();
             Ok(Late(number, dropped.clone()))
         };
-        let [number] = numbers(90..91)[..] else { unreachable!() };
+        let number = numbers(90..91)[0];
         let late = query_within(Duration::from_millis(10), number, query);
         assert_eq!(late.err().map(|error| error.kind()), Some(ErrorKind::Busy));
         release.send(()).unwrap();

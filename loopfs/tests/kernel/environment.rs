@@ -123,10 +123,10 @@ pub(crate) fn holds_in_time(mut holds: impl FnMut() -> bool) -> bool {
     true
 }
 
-/// Returns the number of loop devices, idle ones included.
-pub(crate) fn loop_devices() -> usize {
-    let all = std::fs::read_dir("/sys/block").unwrap();
-    all.filter(|entry| entry.as_ref().unwrap().file_name().to_str().unwrap().starts_with("loop")).count()
+/// Returns the indices of all loop devices, idle ones included.
+pub(crate) fn loop_devices() -> Vec<u32> {
+    let names = std::fs::read_dir("/sys/block").unwrap().map(|entry| entry.unwrap().file_name());
+    names.filter_map(|name| name.to_str()?.strip_prefix("loop")?.parse().ok()).collect()
 }
 
 /// Opens the store as the first process after a reboot does, which counts the reservations from the volumes.

@@ -282,13 +282,13 @@ fn idle_devices_are_removed_on_request() {
     }
     let idle = control.idle();
     assert!(idle >= images.len());
-    let existing = loop_devices();
+    let existing = loop_devices().len();
     // A slow removal goes on in the background.
     assert!(control.remove_idle(2) <= idle - 2);
     assert_eq!(control.idle(), 2);
-    wait_until(|| loop_devices() <= existing - (idle - 2));
+    wait_until(|| loop_devices().len() <= existing - (idle - 2));
     control.remove_idle(0);
-    wait_until(|| loop_devices() <= existing - idle);
+    wait_until(|| loop_devices().len() <= existing - idle);
 }
 
 #[test]

@@ -7,10 +7,12 @@ use std::path::{Path, PathBuf};
 
 use super::RANGE;
 use super::calls::{Attachment, Mapping};
+use crate::environment::loop_devices;
 
 /// Returns the attachments of the files in a directory, by index.
 pub(super) fn attachments(directory: &Path) -> Vec<Attachment> {
-    let mut all: Vec<_> = indices().into_iter().filter_map(|index| attachment(index, directory)).collect();
+    let mut all: Vec<_> =
+        loop_devices().into_iter().filter_map(|index| attachment(index, directory)).collect();
     all.sort_by_key(|attachment| attachment.index);
     all
 }
@@ -42,17 +44,12 @@ pub(super) fn attachment(index: u32, directory: &Path) -> Option<Attachment> {
 
 /// Returns the indices in the range of the pools that have a device, bound or not.
 pub(super) fn existing_in_range() -> BTreeSet<u32> {
-    indices().into_iter().filter(|index| RANGE.contains(index)).collect()
+    loop_devices().into_iter().filter(|index| RANGE.contains(index)).collect()
 }
 
 /// Returns `true` if a device is bound to any file.
 pub(super) fn is_bound(index: u32) -> bool {
     attribute(index, "loop/backing_file").is_some()
-}
-
-fn indices() -> Vec<u32> {
-    let names = fs::read_dir("/sys/block").unwrap().map(|entry| entry.unwrap().file_name());
-    names.filter_map(|name| name.to_str()?.strip_prefix("loop")?.parse().ok()).collect()
 }
 
 fn attribute(index: u32, name: &str) -> Option<String> {
