@@ -29,14 +29,8 @@ impl TestCluster {
     /// Waits until the API server labels claims: it reads new policies at intervals.
     pub(super) async fn until_labels_are_set(&self) {
         let driver = fixtures::identity().driver().to_owned();
-        let annotations = json!({"volume.kubernetes.io/storage-provisioner": driver, SELECTED_NODE: HERE});
-        let claim = json!({
-            "metadata": {"name": "dry-run", "annotations": annotations},
-            "spec": {
-                "accessModes": ["ReadWriteOnce"], "storageClassName": self.class,
-                "resources": {"requests": {"storage": "1Mi"}},
-            },
-        });
+        let annotations = json!({"volume.kubernetes.io/storage-provisioner": driver});
+        let claim = self.claim_object("dry-run", json!({"metadata": {"annotations": annotations}}));
         let claim: PersistentVolumeClaim = serde_json::from_value(claim).unwrap();
         let dry_run = PostParams { dry_run: true, ..PostParams::default() };
         eventually("the API server labels claims", || async {

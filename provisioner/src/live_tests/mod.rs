@@ -265,6 +265,10 @@ impl TestCluster {
 
     /// Creates a claim as the scheduler leaves it after it has selected the node.
     async fn claim(&self, name: &str, change: Value) -> PersistentVolumeClaim {
+        create(&self.claims(), self.claim_object(name, change)).await
+    }
+
+    fn claim_object(&self, name: &str, change: Value) -> Value {
         let mut claim = json!({
             "metadata": {"name": name, "annotations": {ownership::SELECTED_NODE: HERE}},
             "spec": {
@@ -273,7 +277,7 @@ impl TestCluster {
             },
         });
         fixtures::merge(&mut claim, change);
-        create(&self.claims(), claim).await
+        claim
     }
 
     async fn bound(&self, name: &str) -> PersistentVolume {
@@ -381,11 +385,6 @@ impl TestCluster {
         remove_objects_of(&self.namespace, self.component, &self.admin).await;
         *self.test_lock = None;
     }
-
-    /// Removes the PersistentVolumes of this test that no provisioner deleted. The next test may count those of a node.
-    async fn remove_volumes(&self) {
-        remove_volumes_of(&self.namespace, &self.admin).await;
-    }
 }
 
 /// Removes the objects of the test with a namespace. A failed test may have removed some.
@@ -437,6 +436,7 @@ fn is_of_test(volume: &PersistentVolume, namespace: &str) -> bool {
     claim.is_some_and(|claimed| claimed == namespace) || volume.name_any().contains(namespace)
 }
 
+/// Removes the PersistentVolumes of a test that no provisioner deleted. The next test may count those of a node.
 async fn remove_volumes_of(namespace: &str, admin: &Client) {
     let volumes: Api<PersistentVolume> = Api::all(admin.clone());
     let free = Patch::Merge(json!({"metadata": {"finalizers": null}}));

@@ -190,7 +190,7 @@ async fn node_that_returns_keeps_its_data() {
         assert!(store.state().volumes.contains_key(&id), "after {allowed} writes");
         provisioner.stop().await;
         cluster.delete_node(LOST).await;
-        cluster.remove_volumes().await;
+        remove_volumes_of(&cluster.namespace, &cluster.admin).await;
     }
     cluster.finish([]).await;
 }
