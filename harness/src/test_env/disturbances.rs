@@ -4,6 +4,7 @@
 use anyhow::Result;
 use k8s_openapi::api::core::v1::Pod;
 use kube::Api;
+use kube::runtime::watcher;
 use testvm_cluster::containers::{self, Container};
 use testvm_cluster::restarts::Scope;
 use testvm_cluster::workload::node_of;
@@ -33,6 +34,12 @@ pub(crate) async fn kill(env: &TestEnv<'_>, node: &Node, pod: &Pod, container: &
     env.caused.kill(pod, container);
     containers::kill(node, &killed).await?;
     Ok(killed)
+}
+
+/// Waits until the driver's pods are ready, and none of their containers is one of those that ended.
+pub(crate) async fn until_replaced(env: &TestEnv<'_>, ended: &[Container]) -> Result<()> {
+    let scope = watcher::Config::default().labels(env.driver.pod_labels());
+    containers::until_replaced(env.driver_pods(), scope, ended, env.timeouts.start).await
 }
 
 /// Cuts the power of a node, which is then to boot again.

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use k8s_openapi::api::apps::v1::StatefulSet;
-use k8s_openapi::api::core::v1::PersistentVolumeClaim;
+use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use kube::ResourceExt;
 use kube::api::DeleteParams;
@@ -217,7 +217,7 @@ async fn kill_growing(env: &TestEnv<'_>, node: &Node, containers: &[&str]) -> Re
             (!grows).then(|| format!("is not being expanded: its resize is {state:?}"))
         })
         .await?;
-        kill_all(env, node, containers).await
+        kill_all(env, node, &pods, containers).await
     };
     let killed = killed.await;
     if killed.is_err() {
@@ -316,14 +316,20 @@ async fn kill_driver(
         steps.skip(title, FOREIGN_NODE);
         return Ok(Vec::new());
     };
-    steps.step(title, kill_all(env, node, containers)).await
+    let killed = async { kill_all(env, node, &env.live_driver_pods().await?, containers).await };
+    steps.step(title, killed).await
 }
 
-async fn kill_all(env: &TestEnv<'_>, node: &Node, containers: &[&str]) -> Result<Vec<Container>> {
+async fn kill_all(
+    env: &TestEnv<'_>,
+    node: &Node,
+    pods: &[Pod],
+    containers: &[&str],
+) -> Result<Vec<Container>> {
     let mut killed = Vec::new();
-    for pod in env.live_driver_pods().await? {
+    for pod in pods {
         for container in containers {
-            killed.push(kill(env, node, &pod, container).await?);
+            killed.push(kill(env, node, pod, container).await?);
         }
     }
     Ok(killed)

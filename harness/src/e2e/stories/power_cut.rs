@@ -6,11 +6,10 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use futures::future::try_join_all;
 use k8s_openapi::api::core::v1::{Node as NodeObject, Pod};
-use kube::runtime::watcher;
 use kube::{Api, ResourceExt};
 use testvm::excerpt::list;
 use testvm::steps::{StepResult, Steps};
-use testvm_cluster::containers::{Container, until_replaced};
+use testvm_cluster::containers::Container;
 use testvm_cluster::exec::exec_ok;
 use testvm_cluster::waiting::{State, until_one};
 use testvm_cluster::workload::node_of;
@@ -21,7 +20,7 @@ use super::install;
 use crate::e2e::sabotages::on_node;
 use crate::e2e::story::{Run, Sabotage, Story, When};
 use crate::test_env::claims;
-use crate::test_env::disturbances::cut_power;
+use crate::test_env::disturbances::{cut_power, until_replaced};
 use crate::test_env::environment::TestEnv;
 use crate::test_env::inventory::Inventory;
 use crate::test_env::sizes::Size;
@@ -68,8 +67,7 @@ async fn run(steps: &mut Steps<'_>, env: &TestEnv<'_>, node: &Node) -> StepResul
     let (boot, containers) = steps.step("cut the power", cut(env, node)).await?;
     steps.step("the node boots on the same disks", booted(env, node, &boot)).await?;
     let served = async {
-        let scope = watcher::Config::default().labels(env.driver.pod_labels());
-        until_replaced(env.driver_pods(), scope, &containers, env.timeouts.start).await?;
+        until_replaced(env, &containers).await?;
         install::served(env).await
     };
     steps.step("the driver serves", served).await?;

@@ -13,7 +13,7 @@ use serde_json::json;
 use testvm::excerpt::list;
 use testvm::steps::{StepResult, Steps};
 use testvm_cluster::api_error::api_error;
-use testvm_cluster::containers::{kill_in, until_replaced};
+use testvm_cluster::containers::kill_in;
 use testvm_cluster::waiting::{State, until, until_one};
 use testvm_cluster::{Node, objects};
 use tokio::time::{Instant, sleep};
@@ -21,6 +21,7 @@ use tokio::time::{Instant, sleep};
 use crate::e2e::sabotages::on_node;
 use crate::e2e::story::{Run, Sabotage, Story, When};
 use crate::test_env::claims;
+use crate::test_env::disturbances::until_replaced;
 use crate::test_env::environment::{FOREIGN_NODE, TestEnv};
 use crate::test_env::inventory::Inventory;
 
@@ -215,6 +216,5 @@ async fn leak(env: &TestEnv<'_>) -> Result<()> {
 async fn kill_undeclared(env: &TestEnv<'_>) -> Result<()> {
     let node = env.node.context(FOREIGN_NODE)?;
     let killed = kill_in(node, &env.driver_pods(), env.driver.pod_labels(), "csi").await?;
-    let scope = watcher::Config::default().labels(env.driver.pod_labels());
-    until_replaced(env.driver_pods(), scope, &[killed], env.timeouts.start).await
+    until_replaced(env, &[killed]).await
 }

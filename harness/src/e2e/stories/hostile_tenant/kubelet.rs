@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use k8s_openapi::List;
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
@@ -45,8 +45,7 @@ pub(super) async fn run(steps: &mut Steps<'_>, tenants: &Tenants<'_>) -> StepRes
 /// Returns the process of a pod's container. Its status in the API is that of the former kubelet until the new one writes it.
 async fn process(env: &TestEnv<'_>, node: &Node, name: &str) -> Result<String> {
     let pod = objects::read(&env.pods(), name).await?;
-    let container = Container::all(&pod).find_map(|(container, _)| container);
-    containers::process(node, &container.with_context(|| format!("pod {name} does not run"))?).await
+    containers::process(node, &Container::of(&pod, "volume-check")?).await
 }
 
 /// Returns `true` if a list of pods, as the kubelet serves it, has both tenants' pods.

@@ -6,14 +6,13 @@ use std::collections::BTreeSet;
 use anyhow::{Context, Result};
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
-use kube::runtime::watcher;
 use testvm::steps::{StepResult, Steps};
-use testvm_cluster::containers::{Container, freeze, thaw, until_replaced};
+use testvm_cluster::containers::{Container, freeze, thaw};
 use testvm_cluster::{Node, objects};
 
 use super::names::{SIZE, snapshots_on};
 use crate::e2e::stories::outages::until_bound;
-use crate::test_env::disturbances::kill;
+use crate::test_env::disturbances::{kill, until_replaced};
 use crate::test_env::environment::TestEnv;
 use crate::test_env::snapshots::{IN_CREATION, IN_DELETION, contents, snapshots};
 use crate::test_env::workload::VolumeMode;
@@ -91,8 +90,7 @@ async fn kill_while_frozen(
     // kubelet has restarted the frozen driver.
     let thawed = thaw(node, &driver).await;
     let snapshotter = killed.and_then(|killed| thawed.map(|()| killed))?;
-    let scope = watcher::Config::default().labels(env.driver.pod_labels());
-    until_replaced(env.driver_pods(), scope, &[snapshotter], env.timeouts.start).await
+    until_replaced(env, &[snapshotter]).await
 }
 
 async fn driver_pod(env: &TestEnv<'_>) -> Result<Pod> {
