@@ -45,10 +45,9 @@ const STEPS: &str = "LOOPFS_TEST_STEPS";
 
 /// Tests that take long and whose results depend on the number of volumes, files, calls or devices, or on the driver, rather than on
 /// the kernel. If several kernels are booted, they run on the default kernel only.
-const ON_ONE_KERNEL: [&str; 8] = [
+const ON_ONE_KERNEL: [&str; 7] = [
     "control::",
     "directory_copies::",
-    "hard_links_need_no_memory",
     "inode_space::",
     "many_devices::",
     "restart_storm::",

@@ -10,10 +10,15 @@ use loopfs::project_tree::{CloneReport, SkipReason, SkippedEntry, clone_tree};
 use nix::fcntl::{OFlag, openat};
 use nix::sys::stat::{Mode, fstat, futimens};
 use nix::sys::time::TimeSpec;
+use peak_alloc::PeakAlloc;
 
 use super::Fixture;
 use super::shapes::{ENTRIES, make_entries, make_levels, open_level, remove_levels, with_few_descriptors};
 use crate::environment::default_with;
+
+/// It counts what all tests allocate, which run one after the other.
+#[global_allocator]
+static HEAP: PeakAlloc = PeakAlloc;
 
 #[test]
 fn deep_clones_need_few_descriptors() {
@@ -43,16 +48,16 @@ fn deep_clones_need_few_descriptors() {
 }
 
 /// The owner of the tree chooses its order: here the walk meets no second name before all first names. A clone of as many files with one
-/// name each takes the memory for names that this test does not look at, also what the allocator keeps of it.
+/// name each takes the memory for names that this test does not look at.
 #[test]
 fn hard_links_need_no_memory() {
-    let (of_files, of_links) = (growth_of_clone(false), growth_of_clone(true));
-    assert!(of_links < of_files + (1 << 19), "{of_files} bytes without hard links, and {of_links} with them");
+    let (of_files, of_links) = (memory_of_clone(false), memory_of_clone(true));
+    assert!(of_links < of_files + 4096, "{of_files} bytes without hard links, and {of_links} with them");
 }
 
 /// Returns the memory that a clone of two directories takes, whose entries are hard links to each other or files.
-fn growth_of_clone(are_links: bool) -> u64 {
-    const FILES: u64 = 8000;
+fn memory_of_clone(are_links: bool) -> usize {
+    const FILES: u64 = 1000;
     let fixture = Fixture::new(5414);
     let (first, second) = (fixture.tree().join("1"), fixture.tree().join("2"));
     fs::create_dir(&first).unwrap();
@@ -66,18 +71,15 @@ fn growth_of_clone(are_links: bool) -> u64 {
             File::create(other).unwrap();
         }
     }
-    // Without the pages of the program, which the kernel may read again at any moment.
-    let anonymous = || {
-        let status = fs::read_to_string("/proc/self/status").unwrap();
-        let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:")).unwrap();
-        line.trim().trim_end_matches(" kB").parse::<u64>().unwrap() << 10
-    };
     let (root, target) = (File::open(fixture.tree()).unwrap(), File::open(fixture.empty_copy()).unwrap());
-    let (before, mut most) = (anonymous(), 0);
-    let report = clone_tree(&root, &target, |_| most = most.max(anonymous())).unwrap();
+    let before = HEAP.current_usage();
+    HEAP.reset_peak_usage();
+    let report = clone_tree(&root, &target, |_| {}).unwrap();
+    let (taken, kept) = (HEAP.peak_usage() - before, HEAP.current_usage() - before);
     let (files, links) = if are_links { (FILES, FILES) } else { (2 * FILES, 0) };
     assert_eq!((report.files, report.hard_links, report.is_complete()), (files, links, true));
-    most.saturating_sub(before)
+    assert_eq!(kept, 0, "bytes that the call keeps");
+    taken
 }
 
 #[test]
