@@ -1,7 +1,9 @@
 //! What stories do to the driver's containers and pods. Another restart of a container fails the story in which it
 //! happens, so these functions declare each in [`TestEnv::caused`].
 
-use anyhow::Result;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
 use k8s_openapi::api::core::v1::Pod;
 use kube::Api;
 use kube::runtime::watcher;
@@ -9,12 +11,17 @@ use testvm_cluster::containers::{self, Container};
 use testvm_cluster::restarts::Scope;
 use testvm_cluster::workload::node_of;
 use testvm_cluster::{Node, objects};
+use tokio::time::timeout;
 
 use super::environment::TestEnv;
 
 /// The pods of snapshot-controller, as its manifests have them.
 const CONTROLLER_NAMESPACE: &str = "kube-system";
 const CONTROLLER_LABELS: &str = "app.kubernetes.io/name=snapshot-controller";
+/// The container that serves CSI, as the manifests have it.
+const CSI: &str = "csi";
+/// How long it is frozen at most. The kubelet kills a container that does not respond for a minute.
+const FREEZE_LIMIT: Duration = Duration::from_secs(45);
 
 /// Returns the pods whose containers must not restart otherwise: those of the driver, and of snapshot-controller while it is
 /// installed.
@@ -34,6 +41,50 @@ pub(crate) async fn kill(env: &TestEnv<'_>, node: &Node, pod: &Pod, container: &
     env.caused.kill(pod, container);
     containers::kill(node, &killed).await?;
     Ok(killed)
+}
+
+/// Kills these containers of each of the driver's pods, and returns them.
+pub(crate) async fn kill_all(
+    env: &TestEnv<'_>,
+    node: &Node,
+    pods: &[Pod],
+    containers: &[&str],
+) -> Result<Vec<Container>> {
+    let mut killed = Vec::new();
+    for pod in pods {
+        for container in containers {
+            killed.push(kill(env, node, pod, container).await?);
+        }
+    }
+    Ok(killed)
+}
+
+/// Freezes the driver, awaits `requested`, and kills these containers of each of its pods. So they die before the driver has responded.
+/// If the driver is none of them, it goes on.
+pub(crate) async fn kill_while_frozen(
+    env: &TestEnv<'_>,
+    node: &Node,
+    requested: impl Future<Output = Result<()>>,
+    containers: &[&str],
+) -> Result<Vec<Container>> {
+    let pods = env.live_driver_pods().await?;
+    let drivers = pods.iter().map(|pod| Container::of(pod, CSI)).collect::<Result<Vec<_>>>()?;
+    for driver in &drivers {
+        containers::freeze(node, driver).await?;
+    }
+    let killed = async {
+        let requested = timeout(FREEZE_LIMIT, requested).await;
+        requested.context("the frozen driver would be restarted before it has the requests")??;
+        kill_all(env, node, &pods, containers).await
+    };
+    let killed = killed.await;
+    // The next story needs the driver also after a failure, whose first error has the cause.
+    let dead = killed.as_deref().unwrap_or_default();
+    let mut thawed = Ok(());
+    for driver in drivers.iter().filter(|driver| !dead.contains(driver)) {
+        thawed = thawed.and(containers::thaw(node, driver).await);
+    }
+    killed.and_then(|killed| thawed.map(|()| killed))
 }
 
 /// Waits until the driver's pods are ready, and none of their containers is one of those that ended.

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use k8s_openapi::api::apps::v1::StatefulSet;
-use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod};
+use k8s_openapi::api::core::v1::PersistentVolumeClaim;
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use kube::ResourceExt;
 use kube::api::DeleteParams;
@@ -13,7 +13,7 @@ use kube::runtime::watcher;
 use testvm::excerpt::list;
 use testvm::steps::{StepResult, Steps};
 use testvm_cluster::api_error::api_error;
-use testvm_cluster::containers::{Container, freeze, thaw};
+use testvm_cluster::containers::Container;
 use testvm_cluster::exec::{http_get, log_tail};
 use testvm_cluster::mount_table::Mounted;
 use testvm_cluster::waiting::{State, until, until_event, until_none_complains, until_one};
@@ -22,7 +22,7 @@ use testvm_cluster::{Node, objects};
 
 use crate::e2e::sabotages::{mount_writable, named, on_node, reject_writes};
 use crate::e2e::story::{Run, Sabotage, Story, When};
-use crate::test_env::disturbances::kill;
+use crate::test_env::disturbances::{kill_all, kill_while_frozen};
 use crate::test_env::environment::{FOREIGN_NODE, TestEnv};
 use crate::test_env::inventory::volume_mounts;
 use crate::test_env::rejected_writes::Rejected;
@@ -74,10 +74,6 @@ const OF_A_RESIZE: [&str; 4] =
 
 /// The title of the step in which the claims request 4Mi.
 const GROW: &str = "ask for 4Mi, and kill the driver while the claims grow";
-/// The kubelet kills a container that does not respond for a minute.
-const FREEZE_LIMIT: Duration = Duration::from_secs(45);
-/// The container of the driver that expands volumes.
-const DRIVER: &str = "csi";
 /// The port of the driver's metrics, as in the manifests.
 const METRICS_PORT: u16 = 9809;
 /// The paths of the volumes in the pod, in the syntax of the test program.
@@ -118,7 +114,10 @@ async fn run_without_driver_pods(steps: &mut Steps<'_>, env: &TestEnv<'_>) -> St
         steps.step("the driver that was killed was started again", killed_and_back(env, &killed)).await?;
     }
     let killed = match env.node {
-        Some(node) => steps.step(GROW, kill_growing(env, node, &containers)).await?,
+        Some(node) => {
+            let killed = kill_while_frozen(env, node, expansions_begin(env), &containers);
+            steps.step(GROW, killed).await?
+        }
         None => {
             steps.step("ask for 4Mi", ask_for_expansions(env)).await?;
             steps.skip(GROW, FOREIGN_NODE);
@@ -202,31 +201,14 @@ async fn ask_for_expansions(env: &TestEnv<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Requests the expansions of a frozen driver, so that none ends before the driver is killed, and kills the containers.
-async fn kill_growing(env: &TestEnv<'_>, node: &Node, containers: &[&str]) -> Result<Vec<Container>> {
-    let pods = env.live_driver_pods().await?;
-    let drivers = pods.iter().map(|pod| Container::of(pod, DRIVER)).collect::<Result<Vec<_>>>()?;
-    for driver in &drivers {
-        freeze(node, driver).await?;
-    }
-    let killed = async {
-        ask_for_expansions(env).await?;
-        until_claims(env, FREEZE_LIMIT, |claim| {
-            let state = claims::resize_state(claim);
-            let grows = state == Some("ControllerResizeInProgress");
-            (!grows).then(|| format!("is not being expanded: its resize is {state:?}"))
-        })
-        .await?;
-        kill_all(env, node, &pods, containers).await
-    };
-    let killed = killed.await;
-    if killed.is_err() {
-        for driver in &drivers {
-            // It may have been killed.
-            drop(thaw(node, driver).await);
-        }
-    }
-    killed
+async fn expansions_begin(env: &TestEnv<'_>) -> Result<()> {
+    ask_for_expansions(env).await?;
+    until_claims(env, env.timeouts.grow, |claim| {
+        let state = claims::resize_state(claim);
+        let grows = state == Some("ControllerResizeInProgress");
+        (!grows).then(|| format!("is not being expanded: its resize is {state:?}"))
+    })
+    .await
 }
 
 /// Waits until the status of each claim has the requested size and no resize is in progress.
@@ -318,21 +300,6 @@ async fn kill_driver(
     };
     let killed = async { kill_all(env, node, &env.live_driver_pods().await?, containers).await };
     steps.step(title, killed).await
-}
-
-async fn kill_all(
-    env: &TestEnv<'_>,
-    node: &Node,
-    pods: &[Pod],
-    containers: &[&str],
-) -> Result<Vec<Container>> {
-    let mut killed = Vec::new();
-    for pod in pods {
-        for container in containers {
-            killed.push(kill(env, node, pod, container).await?);
-        }
-    }
-    Ok(killed)
 }
 
 /// Waits until `complaint` returns nothing for any claim of the flow.

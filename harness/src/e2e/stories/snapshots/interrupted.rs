@@ -3,24 +3,19 @@
 
 use std::collections::BTreeSet;
 
-use anyhow::{Context, Result};
-use k8s_openapi::api::core::v1::Pod;
+use anyhow::Result;
 use kube::ResourceExt;
 use testvm::steps::{StepResult, Steps};
-use testvm_cluster::containers::{Container, freeze, thaw};
 use testvm_cluster::{Node, objects};
 
 use super::names::{SIZE, snapshots_on};
 use crate::e2e::stories::outages::until_bound;
-use crate::test_env::disturbances::{kill, until_replaced};
+use crate::test_env::disturbances::{kill_while_frozen, until_replaced};
 use crate::test_env::environment::TestEnv;
 use crate::test_env::snapshots::{IN_CREATION, IN_DELETION, contents, snapshots};
 use crate::test_env::workload::VolumeMode;
 use crate::test_env::{claims, snapshots};
 
-/// The containers of the manifests.
-const DRIVER: &str = "csi";
-const SNAPSHOTTER: &str = "csi-snapshotter";
 const CLAIM: &str = "interrupted";
 const SNAPSHOT: &str = "interrupted";
 
@@ -46,7 +41,7 @@ async fn create(env: &TestEnv<'_>, node: &Node) -> Result<()> {
         )
         .await
     };
-    Box::pin(kill_while_frozen(env, node, requested)).await?;
+    Box::pin(kill_snapshotter(env, node, requested)).await?;
     let content = snapshots::ready(env, SNAPSHOT).await?;
     let handle = snapshots::text(&content, "/status/snapshotHandle")?;
     let taken = snapshots_on(node).await?;
@@ -63,7 +58,7 @@ async fn delete(env: &TestEnv<'_>, node: &Node) -> Result<()> {
         })
         .await
     };
-    Box::pin(kill_while_frozen(env, node, requested)).await?;
+    Box::pin(kill_snapshotter(env, node, requested)).await?;
     objects::until_gone(snapshots(env), SNAPSHOT, env.timeouts.end).await?;
     objects::until_gone(contents(env), &content, env.timeouts.end).await?;
     let left = snapshots_on(node).await?;
@@ -71,28 +66,12 @@ async fn delete(env: &TestEnv<'_>, node: &Node) -> Result<()> {
     Ok(())
 }
 
-/// Freezes the driver, awaits `requested`, and kills csi-snapshotter. Then the driver continues, and the kubelet restarts
-/// csi-snapshotter.
-async fn kill_while_frozen(
+/// Kills csi-snapshotter, and waits until the kubelet has started it again.
+async fn kill_snapshotter(
     env: &TestEnv<'_>,
     node: &Node,
     requested: impl Future<Output = Result<()>>,
 ) -> Result<()> {
-    let pod = driver_pod(env).await?;
-    let driver = Container::of(&pod, DRIVER)?;
-    freeze(node, &driver).await?;
-    let killed = async {
-        requested.await?;
-        kill(env, node, &pod, SNAPSHOTTER).await
-    };
-    let killed = killed.await;
-    // Other stories need the driver, so it goes on after a failure, too. The first error has the cause: if it took long, the
-    // kubelet has restarted the frozen driver.
-    let thawed = thaw(node, &driver).await;
-    let snapshotter = killed.and_then(|killed| thawed.map(|()| killed))?;
-    until_replaced(env, &[snapshotter]).await
-}
-
-async fn driver_pod(env: &TestEnv<'_>) -> Result<Pod> {
-    env.live_driver_pods().await?.into_iter().next().context("the driver has no pod")
+    let killed = kill_while_frozen(env, node, requested, &["csi-snapshotter"]).await?;
+    until_replaced(env, &killed).await
 }
