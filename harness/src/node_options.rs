@@ -4,8 +4,11 @@ use std::ffi::OsString;
 
 use anyhow::{Context, Result};
 use clap::builder::{PossibleValuesParser, TypedValueParser};
+use testvm::images::kernel::Kernel;
 use testvm::images::node::RootImage;
 use testvm_cluster::{ContainerRuntime, KIND_MINOR, Kubelet, KubeletRoot, KubernetesMinor, NodeVariant};
+
+use crate::project;
 
 /// The release of Kubernetes of a cluster of the harness's own.
 #[derive(Clone, Debug, Default, clap::Args)]
@@ -69,8 +72,16 @@ pub(crate) struct NodeOptions {
 
     /// Boot this kernel of vm-images/kernels/kernels.toml. In the kernel lane of `test`, it runs instead of all kernels,
     /// and in the lanes sanity and e2e and the part node instead of the default.
-    #[arg(long, value_name = "NAME")]
+    #[arg(long, value_name = "NAME", value_parser = kernel_name)]
     kernel: Option<String>,
+}
+
+/// Parses the name of a kernel, as the value of an option.
+pub(crate) fn kernel_name(name: &str) -> Result<String> {
+    let names = Kernel::names(&project::workspace()?)?;
+    let is_known = names.iter().any(|known| known == name);
+    anyhow::ensure!(is_known, "vm-images/kernels/kernels.toml has {}", names.join(", "));
+    Ok(name.to_owned())
 }
 
 /// The losetup that a node finds first.

@@ -5,6 +5,8 @@ use std::path::PathBuf;
 use anyhow::Result;
 use clap::ValueEnum;
 
+use crate::node_options::kernel_name;
+
 #[derive(Clone, Debug, clap::Args)]
 pub struct Args {
     /// The benchmark to run. Without a name, all of them run, one after the other. One that fails does not stop the others.
@@ -30,7 +32,7 @@ pub struct Args {
     #[arg(long, value_name = "FACTOR", default_value_t = 1.1, value_parser = factor)]
     pub(super) factor: f64,
     /// The kernel of vm-images/kernels/kernels.toml for measurements in a virtual machine.
-    #[arg(long, value_name = "NAME")]
+    #[arg(long, value_name = "NAME", value_parser = kernel_name)]
     pub(super) kernel: Option<String>,
     /// Only for node and scale: measure this part of the benchmark alone.
     #[arg(long, value_enum, value_name = "PART")]

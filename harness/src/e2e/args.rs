@@ -53,7 +53,7 @@ pub struct Args {
     pub(super) kubeconfig: Option<PathBuf>,
 
     /// Run on a cluster of this program, in a virtual machine with Docker, rather than on one of the harness's own. Without
-    /// a STORY, only the story flow and those that install and remove the driver run.
+    /// a STORY, the story flow runs, then the commands of the documents, and the flow with the Debian package.
     #[arg(long, value_enum, value_name = "PROGRAM", conflicts_with_all = ["keep", "self_check", "broken", "kubelet", "losetup", "node_image", "kubelet_root", "kernel"])]
     cluster: Option<ClusterProgram>,
 
@@ -199,7 +199,10 @@ impl Args {
     }
 
     /// Refuses options that cannot work together.
-    pub(super) fn check(&self) -> Result<()> {
+    ///
+    /// # Errors
+    /// The message names them and the remedy.
+    pub(crate) fn check(&self) -> Result<()> {
         self.nodes.check()?;
         let named = STORIES.iter().filter(|story| self.stories.iter().any(|name| name == story.name));
         let mut named = named.chain(self.broken.map(|(story, _)| story));

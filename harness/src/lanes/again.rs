@@ -34,10 +34,10 @@ pub(super) fn failed(path: &Path) -> Result<Failed> {
 }
 
 fn parse(text: &str) -> Result<Failed> {
-    let run: LastRun = serde_json::from_str(text).context("parse it")?;
+    let run: LastRun = serde_json::from_str(text).context("parse it; run the lanes again")?;
     let has_failed = |case: &Case| matches!(case.outcome, Outcome::Failed(_) | Outcome::NotRun);
     let failed: Vec<Case> = run.cases.into_iter().filter(has_failed).collect();
-    anyhow::ensure!(!failed.is_empty(), "nothing failed");
+    anyhow::ensure!(!failed.is_empty(), "nothing failed: run the lanes without --failed");
     // Paths of tests have no spaces, and other checks are sentences.
     let only_tests = failed.iter().all(|case| case.name.contains("::") && !case.name.contains(' '));
     let tests = failed.iter().filter(|_| only_tests).map(|case| case.name.clone()).collect();

@@ -98,10 +98,9 @@ pub(super) async fn run(session: &Session, kernels: Kernels<'_>, only: &[String]
     let default = Kernel::default_name(session)?;
     let shares = match kernels {
         Kernels::One(name) => vec![(name.to_owned(), Share::All)],
-        Kernels::All => shares(&names, &default, None),
+        Kernels::OfTheCommit if only.is_empty() => shares(&names, &default, commit(session).await),
         // A test that is named runs everywhere.
-        Kernels::OfTheCommit if !only.is_empty() => shares(&names, &default, None),
-        Kernels::OfTheCommit => shares(&names, &default, Some(commit(session).await)),
+        Kernels::OfTheCommit | Kernels::All => names.into_iter().map(|name| (name, Share::All)).collect(),
     };
     let tested = futures::stream::iter(&shares).map(async |(name, share)| {
         let _processor = session.processor().await;
@@ -119,12 +118,11 @@ pub(super) async fn run(session: &Session, kernels: Kernels<'_>, only: &[String]
     Ok(report)
 }
 
-/// Returns the kernels with their shares, the default kernel first: its share takes longest. Without a number, all others run most tests.
-fn shares(names: &[String], default: &str, commit: Option<u64>) -> Vec<(String, Share)> {
+/// Returns the kernels with their shares, the default kernel first: its share takes longest.
+fn shares(names: &[String], default: &str, commit: u64) -> Vec<(String, Share)> {
     let others: Vec<&String> = names.iter().filter(|name| *name != default).collect();
-    let chosen = commit.map(|commit| commit % others.len().max(1) as u64);
-    let share =
-        |index| if chosen.is_none_or(|chosen| chosen == index) { Share::Most } else { Share::Differing };
+    let chosen = commit % others.len().max(1) as u64;
+    let share = |index| if chosen == index { Share::Most } else { Share::Differing };
     let of_others = (0..).zip(others).map(|(index, name)| (name.clone(), share(index)));
     let mut shares: Vec<_> = std::iter::once((default.to_owned(), Share::All)).chain(of_others).collect();
     shares.sort_by_key(|(_, share)| *share as u8);
@@ -341,13 +339,12 @@ mod tests {
         let names = ["old", "default", "new"].map(str::to_owned);
         let shares = |commit| shares(&names, "default", commit);
         for (commit, [second, third]) in [
-            (None, [("old", Share::Most), ("new", Share::Most)]),
-            (Some(0), [("old", Share::Most), ("new", Share::Differing)]),
-            (Some(7), [("new", Share::Most), ("old", Share::Differing)]),
+            (0, [("old", Share::Most), ("new", Share::Differing)]),
+            (7, [("new", Share::Most), ("old", Share::Differing)]),
         ] {
             let expected =
                 [("default", Share::All), second, third].map(|(name, share)| (name.to_owned(), share));
-            assert_eq!(shares(commit), expected, "{commit:?}");
+            assert_eq!(shares(commit), expected, "{commit}");
         }
     }
 

@@ -3,7 +3,7 @@
 use std::num::NonZero;
 use std::path::Path;
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 use clap::builder::PossibleValuesParser;
 
 use super::again::{self, Failed};
@@ -20,8 +20,11 @@ pub struct TestArgs {
     #[arg(long, conflicts_with_all = ["lanes", "only", "quick"])]
     failed: bool,
     /// Run everything this many times, and stop after the first run with a failure.
-    #[arg(long, value_name = "N", default_value = "1")]
+    #[arg(long, value_name = "N", default_value = "1", value_parser = times)]
     pub(super) repeat: NonZero<u32>,
+    /// The lanes and parts that --failed repeats.
+    #[arg(skip)]
+    again: Option<Vec<&'static Lane>>,
     #[command(flatten)]
     pub(super) of_lanes: LaneArgs,
 }
@@ -37,12 +40,24 @@ impl TestArgs {
         }
         let Failed { lanes, tests } = again::failed(report)?;
         let failed: Vec<&Lane> = LANES.iter().filter(|lane| lanes.contains(&lane.title())).collect();
-        anyhow::ensure!(!failed.is_empty(), "{} names no lane of a failure", report.display());
-        let parts = failed.iter().filter_map(|lane| lane.part).map(str::to_owned);
+        anyhow::ensure!(
+            !failed.is_empty(),
+            "--failed: in the last run, {}, no lane failed, but for example a text of --only that is in the name of no test; run its \
+             command again",
+            report.display()
+        );
         let take_names = failed.iter().all(|lane| lane.part.is_none() && lane.takes(LaneOption::Only));
-        self.of_lanes.only = parts.chain(tests.into_iter().filter(|_| take_names)).collect();
-        self.lanes = failed.iter().map(|lane| lane.lane.to_owned()).collect();
+        self.of_lanes.only = tests.into_iter().filter(|_| take_names).collect();
+        self.again = Some(failed);
         Ok(())
+    }
+
+    /// Refuses options that select no lane, or that a selected lane does not take.
+    ///
+    /// # Errors
+    /// As for [`TestArgs::selected`].
+    pub(crate) fn check(&self) -> Result<()> {
+        self.selected().map(drop)
     }
 
     /// Returns the lanes and parts to run: those that --lane and --only name, or those of CI that take every given option.
@@ -54,20 +69,25 @@ impl TestArgs {
     pub(super) fn selected(&self) -> Result<Vec<&'static Lane>> {
         let given = LaneOption::given(&self.of_lanes);
         let takes_all = |lane: &&Lane| given.iter().all(|option| lane.takes(*option));
-        if self.lanes.is_empty() {
+        if self.lanes.is_empty() && self.again.is_none() {
             let selected: Vec<&Lane> =
                 LANES.iter().filter(|lane| lane.runs_in_ci).filter(takes_all).collect();
             let names = || given.iter().map(|option| option.names()).collect::<Vec<_>>().join(" and ");
-            anyhow::ensure!(
-                !selected.is_empty(),
-                "no lane of CI takes {}: name the lane with --lane",
-                names()
-            );
+            if selected.is_empty() {
+                let remedy = match LANES.iter().any(|lane| takes_all(&lane)) {
+                    true => "name the lane with --lane",
+                    false => "no other lane does either, so leave one out",
+                };
+                anyhow::bail!("no lane of CI takes {}: {remedy}", names());
+            }
             return Ok(selected);
         }
-        let named: Vec<&Lane> =
-            LANES.iter().filter(|lane| self.lanes.iter().any(|name| name == lane.lane)).collect();
-        let named = self.parts(named)?;
+        let named = match &self.again {
+            Some(lanes) => lanes.clone(),
+            None => self.parts(
+                LANES.iter().filter(|lane| self.lanes.iter().any(|name| name == lane.lane)).collect(),
+            )?,
+        };
         for option in &given {
             // A lane refuses an option that none of its parts takes.
             let refuses = |lane: &&&Lane| match self.of_lanes.only.is_empty() {
@@ -75,11 +95,15 @@ impl TestArgs {
                 false => !lane.takes(*option),
             };
             if let Some(lane) = named.iter().find(refuses) {
-                let takers = LANES.iter().filter(|lane| lane.takes(*option)).map(Lane::title);
-                let takers = takers.collect::<Vec<_>>().join(", ");
+                let all_parts = LANES.iter().all(|lane| lane.part.is_none() || lane.takes(*option));
+                let name = |lane: &Lane| if all_parts { lane.lane.to_owned() } else { lane.title() };
+                let mut takers: Vec<String> =
+                    LANES.iter().filter(|lane| lane.takes(*option)).map(name).collect();
+                takers.dedup();
+                let takers = takers.join(", ");
                 let option = option.names();
                 anyhow::bail!(
-                    "the lane {} does not take {option}, which the lanes {takers} take",
+                    "the lane {} does not take {option}, which the lanes {takers} take; leave it out",
                     lane.title()
                 );
             }
@@ -104,6 +128,10 @@ impl TestArgs {
         let is_named = |lane: &&Lane| lane.part.is_some_and(|part| only.iter().any(|text| text == part));
         Ok(lanes.into_iter().filter(is_named).collect())
     }
+}
+
+fn times(text: &str) -> Result<NonZero<u32>> {
+    text.parse().context("it must be a number, and at least 1")
 }
 
 #[cfg(test)]
@@ -141,12 +169,12 @@ mod tests {
     }
 
     #[rstest]
-    #[case("--quick")]
-    #[case("--only quota --keep")]
-    #[case("--only quota --self-check")]
-    fn options_without_common_lane_are_refused(#[case] line: &str) {
+    #[case("--quick", "name the lane with --lane")]
+    #[case("--only quota --keep", "leave one out")]
+    #[case("--only quota --self-check", "leave one out")]
+    fn options_without_common_lane_are_refused(#[case] line: &str, #[case] remedy: &str) {
         let message = parse(line).selected().unwrap_err().to_string();
-        assert!(message.starts_with("no lane of CI takes --"), "{message}");
+        assert!(message.starts_with("no lane of CI takes --") && message.ends_with(remedy), "{message}");
     }
 
     #[rstest]
@@ -180,6 +208,28 @@ mod tests {
     fn option_selects_lanes_that_take_it(#[case] line: &str, #[case] lanes: &[&str]) {
         let selected = parse(line).selected().unwrap();
         assert_eq!(selected.into_iter().map(Lane::title).collect::<Vec<_>>(), lanes);
+    }
+
+    /// The failures of a release are in parts and in other lanes.
+    #[rstest]
+    #[case(&[("extended kind", "flow: x"), ("kernel", "a::b")], &["kernel", "extended kind"], &[])]
+    #[case(&[("apiserver", "live::x"), ("kernel", "a::b")], &["apiserver", "kernel"], &["a::b", "live::x"])]
+    fn failed_lanes_and_parts_are_selected(
+        #[case] cases: &[(&str, &str)],
+        #[case] lanes: &[&str],
+        #[case] only: &[&str],
+    ) {
+        let mut report = testvm::report::Report::new();
+        for (lane, name) in cases {
+            report.push("suite", name, testvm::report::Outcome::NotRun, None);
+            report.cases.last_mut().unwrap().lane = Some((*lane).to_owned());
+        }
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(&file, serde_json::to_vec(&report).unwrap()).unwrap();
+        let mut args = parse("--failed");
+        args.resolve_failed(file.path()).unwrap();
+        assert_eq!(args.selected().unwrap().into_iter().map(Lane::title).collect::<Vec<_>>(), lanes);
+        assert_eq!(args.of_lanes.only, only);
     }
 
     #[test]
