@@ -189,13 +189,15 @@ mod tests {
 
     #[test]
     fn last_foreground_operation_ends_the_pause() {
+        const BRIEF: Duration = Duration::from_millis(20);
         let foreground = Arc::new(ForegroundCalls::default());
-        let guards = [foreground.enter(), foreground.enter()];
+        let [first, last] = [foreground.enter(), foreground.enter()];
+        drop(first);
+        let begun = Instant::now();
+        foreground.wait_until_idle(BRIEF);
+        assert!(begun.elapsed() >= BRIEF, "one call is in progress");
         thread::scope(|scope| {
             let waiting = scope.spawn(|| foreground.wait_until_idle(EVER));
-            let [first, last] = guards;
-            drop(first);
-            assert!(!waiting.is_finished());
             drop(last);
             waiting.join().unwrap();
         });
@@ -206,9 +208,11 @@ mod tests {
         let foreground = Arc::new(ForegroundCalls::default());
         let _guard = foreground.enter();
         let mut throttle = BackgroundThrottle::new(Arc::clone(&foreground));
+        let begun = Instant::now();
         for _ in 0..3 {
             throttle.resumed_at -= WORK_SLICE;
             throttle.yield_now();
         }
+        assert!(begun.elapsed() >= 3 * MAX_PAUSE, "each step pauses");
     }
 }

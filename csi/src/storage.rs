@@ -516,6 +516,10 @@ mod tests {
             let error = probe.run_shared(hanging()).await.unwrap_err();
             assert!(error.to_string().contains("has not ended"), "{error}");
         }
+        // The thread may be late.
+        while begun.load(Ordering::Relaxed) == 0 {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
         assert_eq!(begun.load(Ordering::Relaxed), 1);
         release.send(()).unwrap();
         let slow = Probe { timeout: Duration::from_secs(60), ..probe };

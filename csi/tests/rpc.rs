@@ -174,10 +174,11 @@ fn missing_filesystem_fails_readiness_not_liveness() {
     // The wait may have ended with another call.
     driver.probe(wire::ProbeRequest {}).unwrap_err();
     for address in [probes, address] {
-        assert_eq!(http::get(address, "/healthz"), (200, "ok\n".to_owned()));
-        let (status, why) = http::get(address, "/readyz");
-        assert_eq!(status, 503);
-        assert!(why.contains("nothing is mounted there") && why.contains("prjquota"), "{why}");
+        http::wait_for_status(address, "/healthz", 200);
+        wait_for_ok(|| match http::get(address, "/readyz") {
+            (503, why) if why.contains("nothing is mounted there") && why.contains("prjquota") => Ok(()),
+            response => Err(format!("/readyz still returns {response:?}")),
+        });
     }
     assert_eq!(http::get(probes, "/metrics").0, 404);
     let (status, metrics) = http::get(address, "/metrics");
@@ -203,7 +204,7 @@ fn missing_filesystem_fails_readiness_not_liveness() {
     let second = Driver::start(&Directories::create(scratch.path(), &data));
     // The kubelet calls the second driver. If it restarted the first one for that, they would end each other in turn.
     wait_for("/readyz", format!("another process replaced {endpoint}"));
-    assert_eq!(http::get(probes, "/healthz").0, 200);
+    http::wait_for_status(probes, "/healthz", 200);
     second.stop();
     assert!(!directories.endpoint.exists());
     // The kubelet cannot call a driver whose socket was removed.
@@ -220,8 +221,9 @@ fn node_without_storage_is_not_registered() {
     let driver = Driver::start(&directories);
     assert_refused(driver.wait_for_probe(), Code::FailedPrecondition, &["make it the mount point"]);
     // A sidecar waits, and would end after an error.
-    assert_eq!(driver.probe(Default::default()).unwrap(), wire::ProbeResponse { ready: Some(false) });
-    assert_eq!(http::get(address, "/readyz"), (200, "ok\n".to_owned()));
+    let probed = wait_for_ok(|| driver.probe(Default::default()));
+    assert_eq!(probed, wire::ProbeResponse { ready: Some(false) });
+    http::wait_for_status(address, "/readyz", 200);
     let (_, metrics) = http::get(address, "/metrics");
     assert!(metrics.contains("loopfs_csi_storage_open 0\n"), "{metrics}");
     assert!(metrics.contains("loopfs_csi_ready 1\n"), "{metrics}");

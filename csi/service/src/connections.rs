@@ -184,12 +184,14 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn incomplete_request_is_closed_at_deadline() {
         let deadlines = ServerDeadlines { headers: Duration::from_secs(5), ..NO_DEADLINES };
+        let begun = tokio::time::Instant::now();
         served(deadlines, async |server| {
             let mut stream = connect(1, server).await;
             stream.write_all(b"GET /healthz HTTP/1.1\r\n").await.unwrap();
             read_until_closed(&mut stream).await;
         })
         .await;
+        assert!(begun.elapsed() < NO_DEADLINES.connection, "another deadline closed it");
     }
 
     #[tokio::test]

@@ -122,6 +122,11 @@ impl Machine {
         http::get(self.metrics, path)
     }
 
+    /// Waits until a page of the driver is served without an error. A thread that is late looks like a disk that hangs.
+    pub(crate) fn wait_for_page(&self, path: &str) {
+        http::wait_for_status(self.metrics, path, 200);
+    }
+
     /// Starts the driver, and waits until it serves its socket.
     pub(crate) fn start(&self) -> Driver {
         let container = self.request(WaitFor::message_on_stderr(SERVING)).start().unwrap();

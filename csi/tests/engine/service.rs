@@ -29,8 +29,7 @@ fn driver_serves_socket_and_health_endpoints(#[case] rights: Rights) {
     assert_eq!(info.name, DRIVER);
     machine.directories.register();
     for path in ["/healthz", "/readyz"] {
-        let (status, body) = machine.page(path);
-        assert_eq!(status, 200, "{path}: {body}");
+        machine.wait_for_page(path);
     }
     let (status, metrics) = machine.page("/metrics");
     assert!(status == 200 && metrics.contains("loopfs_"), "{status} {metrics}");

@@ -250,6 +250,8 @@ impl Client {
                     response => Err(format!("the driver is not ready, and returns {response:?}")),
                 }
             }
+            // A thread that is late looks like a disk that hangs.
+            Err(status) if status.message().contains("has not ended") => Err(status.to_string()),
             response => Ok(response.map(drop)),
         })
     }

@@ -10,7 +10,7 @@ use rstest::rstest;
 
 use super::*;
 use crate::descriptor::reopen;
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{ErrorKind, Result};
 use crate::flock;
 use crate::sys::loop_dev::{FOREIGN, LoopModel, reset, with};
 use crate::units::DeviceNumber;
@@ -85,10 +85,12 @@ fn foreign_devices_fail_no_other_call() {
             with(problem);
             // The descriptor is open for writing, so each search queries all devices.
             let device = control.attach(image.as_fd(), &options()).unwrap();
-            let listed = control.list().unwrap();
-            let names: Vec<String> = listed.skipped.iter().map(Error::to_string).collect();
-            assert_eq!(names.len(), 2, "{names:?}");
-            assert!(listed.devices.iter().all(|status| status.binding == *device.binding()));
+            // A query whose thread is late looks like a device that does not respond.
+            let only_others = |listed: &DeviceList| listed.skipped.len() == OF_OTHERS.len();
+            let listed = (0..60).map(|_| control.list().unwrap()).find(only_others);
+            let listed = listed.expect("only the devices of others are skipped");
+            let bindings: Vec<_> = listed.devices.iter().map(|status| &status.binding).collect();
+            assert_eq!(bindings, [device.binding()]);
             assert_eq!(control.find(image.as_fd()).unwrap().len(), 1);
             // The next file may be that of the device of another program.
             control.detach(device).unwrap();
@@ -483,17 +485,25 @@ fn undisabled_discards_leave_nothing_attached(
 #[case::of_the_pool(IndexPolicy::Pool, Duration::ZERO)]
 #[case::free(IndexPolicy::Any, Duration::from_secs(1))]
 fn busy_devices_are_retried_with_pauses(#[case] policy: IndexPolicy, #[case] deadline: Duration) {
-    old_and_new(|| {
-        with(|model| drop(model.failures.insert("configure", [Errno::EBUSY; 10_000].into())));
+    let tries = || {
+        with(|model| {
+            model.calls.remove("configure");
+            model.failures.insert("configure", [Errno::EBUSY; 10_000].into());
+        });
         let (control, image) = (LoopControl::open().unwrap(), image());
         let options = options().index(policy).deadline(deadline);
         let error = control.attach(image.as_fd(), &options).unwrap_err();
         assert_eq!((error.kind(), error.errno()), (ErrorKind::Busy, Some(libc::EBUSY)), "{error}");
         with(|model| assert!(model.bound().is_empty()));
-        // The pauses are 1, 2, 4, 8, 16, 32 and then 50 ms.
         let tries = with(|model| model.calls["configure"]);
+        // The pauses are 1, 2, 4, 8, 16, 32 and then 50 ms.
         assert!(tries <= 27, "{tries} tries");
-        assert_eq!(tries == 1, deadline.is_zero());
+        tries
+    };
+    old_and_new(|| {
+        // A thread that is late tries once, whatever its deadline.
+        let retries = (0..5).any(|_| tries() > 1);
+        assert_eq!(retries, !deadline.is_zero());
     });
 }
 

@@ -278,13 +278,16 @@ mod tests {
             Ok(number.minor)
         };
         for _ in 0..2 {
+            // The threads may have to wait for a processor.
+            const LATE: Duration = Duration::from_secs(60);
             let mut queries = query_devices(numbers(0..4), query.clone());
-            let mut next = || queries.next().unwrap().1;
-            assert_eq!([next().ok(), next().ok()], [Some(0), Some(1)]);
-            let error = next().unwrap_err();
+            queries.timeout = LATE;
+            let responsive = [(); 2].map(|()| queries.next().unwrap().1.ok());
+            assert_eq!(responsive, [Some(0), Some(1)]);
+            queries.timeout = Duration::from_millis(10);
+            let error = queries.next().unwrap().1.unwrap_err();
             assert!(error.kind() == ErrorKind::Busy && error.to_string().contains("240:2"), "{error}");
-            // The thread for the others may have to wait for a processor.
-            queries.timeout = Duration::from_secs(60);
+            queries.timeout = LATE;
             assert_eq!(queries.next().unwrap().1.ok(), Some(3));
             assert!(queries.next().is_none());
         }
@@ -337,6 +340,7 @@ mod tests {
             move |_| Ok(Arc::clone(&token))
         };
         let mut queries = query_devices(numbers(10..500), query);
+        queries.timeout = Duration::from_secs(60);
         drop(queries.next().unwrap().1.unwrap());
         drop(queries);
         assert_eq!(Arc::strong_count(&token), 1);

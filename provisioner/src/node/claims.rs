@@ -149,7 +149,7 @@ async fn reconcile(cached: Arc<PersistentVolumeClaim>, ctx: Arc<Context>) -> Nex
         Err(ClaimFailure { error: Error::CopyEnded(_), .. }) if ctx.claims.cache.get(&key).is_none() => {}
         Err(ClaimFailure { error, .. }) if error.is_conflict() => {
             tracing::debug!(claim = %key, %error, "the claim changed in the meantime, or another task works on its volume; it is reconciled again");
-            return Next::After(ctx.claims.conflicts.failed(key, (), Instant::now()));
+            return Next::After(ctx.claims.conflicted(key));
         }
         Err(ClaimFailure { reason, error }) => {
             // The space of the failed copy itself is freed.

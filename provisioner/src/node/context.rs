@@ -158,7 +158,7 @@ impl<K: KubernetesObject> ControllerState<K> {
 
     /// Returns the remaining wait after a conflict or a failure, or `None` if an attempt is allowed now.
     pub(crate) fn remaining(&self, key: &ObjectRef<K>, retry_key: &RetryKey) -> Option<Duration> {
-        let now = Instant::now();
+        let now = now();
         let in_any_generation = RetryKey { retry_generation: None, ..retry_key.clone() };
         let waits = [retry_key, &in_any_generation];
         self.conflicts
@@ -171,7 +171,12 @@ impl<K: KubernetesObject> ControllerState<K> {
     /// space.
     pub(crate) fn failed(&self, key: ObjectRef<K>, retry_key: RetryKey, awaits_storage: bool) -> Duration {
         let retry_generation = retry_key.retry_generation.filter(|_| awaits_storage);
-        self.backoff.failed(key, RetryKey { retry_generation, ..retry_key }, Instant::now())
+        self.backoff.failed(key, RetryKey { retry_generation, ..retry_key }, now())
+    }
+
+    /// Records an attempt that another change of the object has prevented. Returns the wait before the next one.
+    pub(crate) fn conflicted(&self, key: ObjectRef<K>) -> Duration {
+        self.conflicts.failed(key, (), now())
     }
 
     /// Returns `true` if an attempt failed and none has succeeded since. No change of the object may have caused the next one.
@@ -195,6 +200,11 @@ impl<K: KubernetesObject> ControllerState<K> {
             }
         }
     }
+}
+
+/// Tests pause the clock of their runtime.
+fn now() -> Instant {
+    tokio::time::Instant::now().into_std()
 }
 
 /// The values on which the outcome of an attempt depends. While they stay the same, back-off spaces the attempts.

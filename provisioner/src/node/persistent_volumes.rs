@@ -106,7 +106,7 @@ async fn reconcile(cached: Arc<PersistentVolume>, ctx: Arc<Context>) -> Next {
         }
         Err(error) if error.is_conflict() => {
             tracing::debug!(volume = %key, %error, "the PersistentVolume changed in the meantime, or another task works on its volume; it is reconciled again");
-            Next::After(ctx.volumes.conflicts.failed(key, (), Instant::now()))
+            Next::After(ctx.volumes.conflicted(key))
         }
         Err(error) => {
             let wait = ctx.volumes.failed(key, retry_key, error.awaits_storage());
@@ -383,7 +383,7 @@ mod tests {
         test_context.finish().await;
     }
 
-    #[tokio::test]
+    #[tokio::test(start_paused = true)]
     async fn volume_in_use_is_reported() {
         let test_context = test_context(vec![unlabelled(&[]), marks()]);
         test_context.volumes.state().busy = true;

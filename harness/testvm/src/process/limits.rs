@@ -60,22 +60,40 @@ mod tests {
     /// The whole process group is stopped, and the error has the output.
     #[tokio::test]
     async fn program_exceeding_a_limit_is_stopped() {
-        let brief = Duration::from_millis(300);
-        let overdue = Limits { total: brief, silence: None };
-        let error = reason("echo fetching a; sleep 1000 & echo $!; wait", overdue).await;
-        assert!(error.contains("sh did not end within 0.3 s") && error.contains("fetching a"), "{error}");
-        let child = error.lines().find_map(|line| line.parse::<i32>().ok()).unwrap();
+        let total = |total| Limits { total, silence: None };
+        let (error, child) = output_of_stopped("echo fetching; sleep 1000 & echo $!; wait", total).await;
+        assert!(error.contains("sh did not end within"), "{error}");
         assert!(super::super::tests::ends_soon(child).await);
-        let stalled = Limits { total: Duration::from_secs(600), silence: Some(brief) };
-        let error = reason("echo fetching b; exec sleep 1000", stalled).await;
-        assert!(error.contains("wrote nothing for 0.3 s") && error.contains("fetching b"), "{error}");
+        let silence = |silence| Limits { total: Duration::from_secs(600), silence: Some(silence) };
+        let (error, _) = output_of_stopped("echo fetching; echo $$; exec sleep 1000", silence).await;
+        assert!(error.contains("wrote nothing for"), "{error}");
+    }
+
+    /// Returns the error, and the number that the script writes. A script that has not begun is late, and gets more time.
+    async fn output_of_stopped(script: &str, limits: impl Fn(Duration) -> Limits) -> (String, i32) {
+        for seconds in [0.3, 3.0, 60.0] {
+            let error = reason(script, limits(Duration::from_secs_f64(seconds))).await;
+            if let Some(number) = error.lines().find_map(|line| line.parse().ok()) {
+                assert!(error.contains("fetching"), "{error}");
+                return (error, number);
+            }
+        }
+        panic!("{script}: nothing was written");
     }
 
     /// It runs for longer than the limit on its silence.
     #[tokio::test]
     async fn writing_program_is_not_stopped() {
-        let limits = Limits { total: Duration::from_secs(600), silence: Some(Duration::from_secs(1)) };
-        let program = Program::new("sh").args(["-c", "for i in 1 2 3 4 5 6; do sleep 0.4; echo $i; done"]);
-        Program { limits, ..program }.run().await.unwrap();
+        let (pause, total) = (Duration::from_millis(400), Duration::from_secs(600));
+        // A script that is late writes nothing for longer than it sleeps.
+        for times in [1, 10, 100] {
+            let limits = Limits { total, silence: Some(pause * times * 5 / 2) };
+            let script = format!("for i in 1 2 3; do sleep {}; echo $i; done", (pause * times).as_secs_f64());
+            let program = Program::new("sh").args(["-c", &script]);
+            if (Program { limits, ..program }).run().await.is_ok() {
+                return;
+            }
+        }
+        panic!("it was stopped each time");
     }
 }

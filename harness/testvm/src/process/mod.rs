@@ -323,7 +323,7 @@ mod tests {
     }
 
     async fn wait_for_line(log: &Path) -> String {
-        for _ in 0..400 {
+        for _ in 0..6000 {
             let text = std::fs::read_to_string(log).unwrap_or_default();
             if let Some((line, _)) = text.split_once('\n') {
                 return line.to_owned();
@@ -335,7 +335,7 @@ mod tests {
 
     /// Waits for the end of an orphan. init reaps it some time after it was killed.
     pub(super) async fn ends_soon(pid: i32) -> bool {
-        for _ in 0..400 {
+        for _ in 0..6000 {
             if !alive(pid) {
                 return true;
             }

@@ -555,6 +555,7 @@ mod tests {
     use http::Method;
     use rstest::rstest;
     use serde_json::{Value, json};
+    use service::Delays;
 
     use super::*;
     use crate::testing::fixtures;
@@ -670,6 +671,9 @@ mod tests {
         assert_eq!(wait(&mut state, Instant::now()), Some(Duration::ZERO));
     }
 
+    /// The second repair is within the delay, however late it is.
+    const HOUR: Delays = Delays { first: Duration::from_secs(3600), longest: Duration::from_secs(3600) };
+
     /// Repairs twice, without a watch. Returns the reasons of the events.
     async fn repaired(mut state: ObservedState, requests: Vec<ExpectedRequest>) -> Vec<&'static str> {
         let config_map = "/api/v1/namespaces/loopfs-system/configmaps/objects";
@@ -683,8 +687,8 @@ mod tests {
         let reconciler = BuiltinReconciler {
             cluster: &context.ctx.cluster,
             source: &source,
-            backoff: Backoff::default(),
-            stored_otherwise: Backoff::default(),
+            backoff: Backoff::new(HOUR),
+            stored_otherwise: Backoff::new(HOUR),
         };
         state.repair_delay = Duration::ZERO;
         for _ in 0..2 {

@@ -148,7 +148,7 @@ async fn interrupted_attempt_continues_without_event() {
     assert_eq!(test_context.finish().await, ["Provisioning", "ProvisioningSucceeded"]);
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn too_large_claim_awaits_free_space() {
     let large = || fixtures::claim(json!({"spec": {"resources": {"requests": {"storage": "2Gi"}}}}));
     let creation = expect(Method::POST, VOLUMES, {
@@ -174,7 +174,7 @@ async fn too_large_claim_awaits_free_space() {
 #[rstest]
 #[case::other(ErrorKind::Other, vec![])]
 #[case::no_space(ErrorKind::NoSpace, vec![expect_rescheduling_of_copy()])]
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn failed_copy_causes_no_retry(#[case] kind: ErrorKind, #[case] rescheduling: Vec<ExpectedRequest>) {
     let claim = || clone_named("copy", "uid");
     let requests = find_source().into_iter().chain(rescheduling).collect();
@@ -212,7 +212,7 @@ async fn event_names_claims_pinning_the_pod(#[case] namespace: &str, #[case] exp
     assert_eq!(note.contains("(\"logs\"), the pod can run on no other: free space"), expected, "{note}");
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn deleted_persistent_volume_ends_back_off() {
     let test_context = TestContext::with(caches(vec![]), vec![expect_creation()]);
     let marked = fixtures::volume(json!({"metadata": {"deletionTimestamp": "2026-01-01T00:00:00Z"}}));
@@ -225,7 +225,7 @@ async fn deleted_persistent_volume_ends_back_off() {
     assert_eq!(test_context.finish().await, ["ProvisioningFailed", "Provisioning", "ProvisioningSucceeded"]);
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn only_own_class_ends_back_off() {
     let invalid = fixtures::class(json!({"parameters": {"nonsense": "1"}}));
     let caches = Caches { classes: vec![invalid], ..Caches::default() };
@@ -372,7 +372,7 @@ async fn expansion_writes_persistent_volume_before_claim() {
     assert_eq!(test_context.finish().await, ["Resizing", "VolumeResizeSuccessful"]);
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn conflict_is_retried_without_event() {
     let (begin, _) = expect_begin(&requesting("4Mi"), "4Mi");
     let test_context = context_with_volume("Filesystem", vec![begin.refuse(409, "Conflict")]);
@@ -406,7 +406,7 @@ async fn expansion_awaits_another_call_without_event() {
     assert_eq!(test_context.finish().await, ["Resizing"]);
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn own_status_write_keeps_back_off() {
     let (begin, begun) = expect_begin(&requesting("2Gi"), "2Gi");
     let why =
