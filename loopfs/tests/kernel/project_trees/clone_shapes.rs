@@ -19,6 +19,8 @@ use crate::environment::default_with;
 /// It counts what all tests allocate, which run one after the other.
 #[global_allocator]
 static HEAP: PeakAlloc = PeakAlloc;
+/// Less than four bytes for each of a thousand files, and more than a thread of an earlier test takes.
+const FEW_BYTES: usize = 4000;
 
 #[test]
 fn deep_clones_need_few_descriptors() {
@@ -52,7 +54,7 @@ fn deep_clones_need_few_descriptors() {
 #[test]
 fn hard_links_need_no_memory() {
     let (of_files, of_links) = (memory_of_clone(false), memory_of_clone(true));
-    assert!(of_links < of_files + 4096, "{of_files} bytes without hard links, and {of_links} with them");
+    assert!(of_links < of_files + FEW_BYTES, "{of_files} bytes without hard links, and {of_links} with them");
 }
 
 /// Returns the memory that a clone of two directories takes, whose entries are hard links to each other or files.
@@ -75,10 +77,10 @@ fn memory_of_clone(are_links: bool) -> usize {
     let before = HEAP.current_usage();
     HEAP.reset_peak_usage();
     let report = clone_tree(&root, &target, |_| {}).unwrap();
-    let (taken, kept) = (HEAP.peak_usage() - before, HEAP.current_usage() - before);
+    let [taken, kept] = [HEAP.peak_usage(), HEAP.current_usage()].map(|bytes| bytes.saturating_sub(before));
     let (files, links) = if are_links { (FILES, FILES) } else { (2 * FILES, 0) };
     assert_eq!((report.files, report.hard_links, report.is_complete()), (files, links, true));
-    assert_eq!(kept, 0, "bytes that the call keeps");
+    assert!(kept < FEW_BYTES, "the call keeps {kept} bytes");
     taken
 }
 
