@@ -517,7 +517,10 @@ mod tests {
             assert!(error.to_string().contains("has not ended"), "{error}");
         }
         // The thread may be late.
-        while begun.load(Ordering::Relaxed) == 0 {
+        for _ in 0..60_000 {
+            if begun.load(Ordering::Relaxed) > 0 {
+                break;
+            }
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
         assert_eq!(begun.load(Ordering::Relaxed), 1);

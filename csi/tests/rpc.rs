@@ -174,7 +174,7 @@ fn missing_filesystem_fails_readiness_not_liveness() {
     // The wait may have ended with another call.
     driver.probe(wire::ProbeRequest {}).unwrap_err();
     for address in [probes, address] {
-        http::wait_for_status(address, "/healthz", 200);
+        http::wait_until_alive(address);
         wait_for_ok(|| match http::get(address, "/readyz") {
             (503, why) if why.contains("nothing is mounted there") && why.contains("prjquota") => Ok(()),
             response => Err(format!("/readyz still returns {response:?}")),
@@ -204,7 +204,7 @@ fn missing_filesystem_fails_readiness_not_liveness() {
     let second = Driver::start(&Directories::create(scratch.path(), &data));
     // The kubelet calls the second driver. If it restarted the first one for that, they would end each other in turn.
     wait_for("/readyz", format!("another process replaced {endpoint}"));
-    http::wait_for_status(probes, "/healthz", 200);
+    http::wait_until_alive(probes);
     second.stop();
     assert!(!directories.endpoint.exists());
     // The kubelet cannot call a driver whose socket was removed.

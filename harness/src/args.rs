@@ -105,15 +105,15 @@ async fn run(session: &Session, command: Command) -> anyhow::Result<ExitCode> {
         Command::Test(mut args) => {
             let _lock = session.exclusive("test").await?;
             args.resolve_failed(&session.workspace.reports("test").join("report.json"))?;
-            // The files of the last run are removed before the next one.
+            // `report_files` removes the report that --failed reads.
             args.check()?;
             let files = report_files(session, "test")?;
             conclude(session, &files, lanes::run(session, &args).await?)
         }
         Command::E2e(args) => {
             let args = args.into_args();
-            let _lock = args.lock(session).await?;
             args.check()?;
+            let _lock = args.lock(session).await?;
             let files = report_files(session, "e2e")?;
             conclude(session, &files, e2e::run(session, &args).await?)
         }

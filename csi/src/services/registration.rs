@@ -367,7 +367,19 @@ mod tests {
             start.elapsed()
         );
         // The other driver may replace the socket during the call, and waits longer each time.
-        while running.kubelet().await.get_info(wire::InfoRequest {}).await.is_err() {}
+        let address = format!("unix://{}", running.socket().display());
+        let responds = async {
+            loop {
+                let connected = Endpoint::try_from(address.clone()).unwrap().connect().await;
+                if let Ok(channel) = connected
+                    && RegistrationClient::new(channel).get_info(wire::InfoRequest {}).await.is_ok()
+                {
+                    return;
+                }
+                tokio::time::sleep(Duration::from_millis(10)).await;
+            }
+        };
+        tokio::time::timeout(Duration::from_secs(60), responds).await.expect("a driver responds");
         running.stop.cancel();
         second.await.unwrap().unwrap();
         running.stop().await;

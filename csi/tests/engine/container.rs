@@ -122,9 +122,13 @@ impl Machine {
         http::get(self.metrics, path)
     }
 
-    /// Waits until a page of the driver is served without an error. A thread that is late looks like a disk that hangs.
-    pub(crate) fn wait_for_page(&self, path: &str) {
-        http::wait_for_status(self.metrics, path, 200);
+    pub(crate) fn wait_until_alive(&self) {
+        http::wait_until_alive(self.metrics);
+    }
+
+    /// Waits until the driver is ready. A thread that is late looks like a disk that hangs.
+    pub(crate) fn wait_until_ready(&self) {
+        http::wait_for_status(self.metrics, "/readyz", 200);
     }
 
     /// Starts the driver, and waits until it serves its socket.

@@ -47,7 +47,7 @@ fn driver_waits_for_missing_requirements(#[case] missing: &str, #[case] machine:
     assert_eq!(status.code(), Code::FailedPrecondition, "{status}");
     assert_documented(missing, status.message());
     // A restart could not help.
-    machine.wait_for_page("/healthz");
+    machine.wait_until_alive();
     // Pods with volumes of an earlier driver end only through a registered one.
     machine.directories.wait_for_registration_socket();
     assert_eq!(driver.stop().0, 0);

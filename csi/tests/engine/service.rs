@@ -28,9 +28,8 @@ fn driver_serves_socket_and_health_endpoints(#[case] rights: Rights) {
     let info = driver.client.get_plugin_info(wire::GetPluginInfoRequest {}).unwrap();
     assert_eq!(info.name, DRIVER);
     machine.directories.register();
-    for path in ["/healthz", "/readyz"] {
-        machine.wait_for_page(path);
-    }
+    machine.wait_until_alive();
+    machine.wait_until_ready();
     let (status, metrics) = machine.page("/metrics");
     assert!(status == 200 && metrics.contains("loopfs_"), "{status} {metrics}");
     let (code, log) = driver.stop();

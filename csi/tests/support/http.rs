@@ -18,6 +18,15 @@ pub(crate) fn wait_for_status(address: SocketAddr, path: &str, expected: u16) {
     });
 }
 
+/// Waits until the driver counts as alive. Before that, only a late response may count against it.
+pub(crate) fn wait_until_alive(address: SocketAddr) {
+    wait_for_ok(|| match get(address, "/healthz") {
+        (200, _) => Ok(()),
+        (503, why) if why.contains("has not responded on") => Err(why),
+        response => panic!("/healthz returns {response:?}"),
+    });
+}
+
 pub(crate) fn request(address: SocketAddr, request: &str) -> (u16, String) {
     let mut stream = TcpStream::connect(address).unwrap();
     stream.set_read_timeout(Some(TIMEOUT)).unwrap();

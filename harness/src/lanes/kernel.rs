@@ -44,7 +44,7 @@ const SEED: &str = "LOOPFS_TEST_SEED";
 const STEPS: &str = "LOOPFS_TEST_STEPS";
 
 /// Tests that take long and whose results depend on the number of volumes, files, calls or devices, or on the driver, rather than on
-/// the kernel. If several kernels are booted, they run on the default kernel only.
+/// the kernel. Unless they are named, CI runs them on the default kernel only.
 const ON_ONE_KERNEL: [&str; 7] = [
     "control::",
     "directory_copies::",

@@ -52,12 +52,13 @@ impl TestArgs {
         Ok(())
     }
 
-    /// Refuses options that select no lane, or that a selected lane does not take.
+    /// Refuses options that select no lane, that a selected lane does not take, or that cannot work together.
     ///
     /// # Errors
-    /// As for [`TestArgs::selected`].
+    /// As for [`TestArgs::selected`], and for those of the stories.
     pub(crate) fn check(&self) -> Result<()> {
-        self.selected().map(drop)
+        self.selected()?;
+        self.of_lanes.e2e.check()
     }
 
     /// Returns the lanes and parts to run: those that --lane and --only name, or those of CI that take every given option.
@@ -90,7 +91,8 @@ impl TestArgs {
         };
         for option in &given {
             // A lane refuses an option that none of its parts takes.
-            let refuses = |lane: &&&Lane| match self.of_lanes.only.is_empty() {
+            // Nothing that --failed repeats is left out.
+            let refuses = |lane: &&&Lane| match self.of_lanes.only.is_empty() && self.again.is_none() {
                 true => !named.iter().any(|other| other.lane == lane.lane && other.takes(*option)),
                 false => !lane.takes(*option),
             };
@@ -230,6 +232,9 @@ mod tests {
         args.resolve_failed(file.path()).unwrap();
         assert_eq!(args.selected().unwrap().into_iter().map(Lane::title).collect::<Vec<_>>(), lanes);
         assert_eq!(args.of_lanes.only, only);
+        // Not all of them take it.
+        args.of_lanes.quick = true;
+        assert!(args.selected().unwrap_err().to_string().contains(" does not take --quick"));
     }
 
     #[test]

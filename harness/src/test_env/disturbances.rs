@@ -22,6 +22,9 @@ const CONTROLLER_LABELS: &str = "app.kubernetes.io/name=snapshot-controller";
 const CSI: &str = "csi";
 /// How long it is frozen at most. The kubelet kills a container that does not respond for a minute.
 const FREEZE_LIMIT: Duration = Duration::from_secs(45);
+/// The limit of the last wait of a request to a frozen driver, whose error has the state.
+pub(crate) const REQUEST_LIMIT: Duration = Duration::from_secs(35);
+const TOOL_DEADLINE: Duration = Duration::from_secs(60);
 
 /// Returns the pods whose containers must not restart otherwise: those of the driver, and of snapshot-controller while it is
 /// installed.
@@ -59,6 +62,29 @@ pub(crate) async fn kill_all(
     Ok(killed)
 }
 
+/// Returns the processes of this container of the driver's pods, for [`kill_processes`].
+pub(crate) async fn processes(env: &TestEnv<'_>, node: &Node, container: &str) -> Result<Vec<(Pod, String)>> {
+    let mut found = Vec::new();
+    for pod in env.live_driver_pods().await? {
+        let process = containers::process(node, &Container::of(&pod, container)?).await?;
+        found.push((pod, process.trim_start_matches("/proc/").to_owned()));
+    }
+    Ok(found)
+}
+
+/// Kills them as [`kill_all`] does, without containerd's tool, which takes longer than some stories have.
+pub(crate) async fn kill_processes(
+    env: &TestEnv<'_>,
+    node: &Node,
+    found: &[(Pod, String)],
+    container: &str,
+) -> Result<()> {
+    found.iter().for_each(|(pod, _)| env.caused.kill(pod, container));
+    let mut argv = vec!["sh", "-c", "kill -KILL \"$@\"", "sh"];
+    argv.extend(found.iter().map(|(_, process)| process.as_str()));
+    node.output(&argv, TOOL_DEADLINE).await.map(drop)
+}
+
 /// Freezes the driver, awaits `requested`, and kills these containers of each of its pods. So they die before the driver has responded.
 /// If the driver is none of them, it goes on.
 pub(crate) async fn kill_while_frozen(
@@ -69,10 +95,10 @@ pub(crate) async fn kill_while_frozen(
 ) -> Result<Vec<Container>> {
     let pods = env.live_driver_pods().await?;
     let drivers = pods.iter().map(|pod| Container::of(pod, CSI)).collect::<Result<Vec<_>>>()?;
-    for driver in &drivers {
-        containers::freeze(node, driver).await?;
-    }
     let killed = async {
+        for driver in &drivers {
+            containers::freeze(node, driver).await?;
+        }
         let requested = timeout(FREEZE_LIMIT, requested).await;
         requested.context("the frozen driver would be restarted before it has the requests")??;
         kill_all(env, node, &pods, containers).await

@@ -62,12 +62,11 @@ impl Timeouts {
         grow: Duration::from_secs(600),
         end: Duration::from_secs(600),
     };
-    /// The timeouts after a sabotage, where a longer wait would change nothing. A driver that is not disturbed needs less, except to
-    /// delete: a story that waits for the end of something must fail for what the sabotage names.
+    /// The timeouts after a sabotage, where a longer wait would change nothing. A driver that is not disturbed needs less.
     const SHORT: Timeouts = Timeouts {
         start: Duration::from_secs(30),
         grow: Duration::from_secs(60),
-        end: Duration::from_secs(5),
+        end: Duration::from_secs(30),
     };
 }
 

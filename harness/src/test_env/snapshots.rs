@@ -2,6 +2,7 @@
 //! custom resources.
 
 use std::collections::BTreeSet;
+use std::time::Duration;
 
 use anyhow::{Context, Result};
 use k8s_openapi::api::core::v1::{Node, PersistentVolumeClaim, TypedLocalObjectReference};
@@ -88,13 +89,13 @@ pub(crate) async fn ready(env: &TestEnv<'_>, name: &str) -> Result<DynamicObject
 
 /// Waits until `condition` holds for an object. `problem` is the error message if it does not hold in time.
 pub(crate) async fn until(
-    env: &TestEnv<'_>,
     api: Api<DynamicObject>,
     name: &str,
+    within: Duration,
     problem: &str,
     condition: impl Fn(&DynamicObject) -> bool,
 ) -> Result<()> {
-    until_one(api, name, env.timeouts.start, |object| {
+    until_one(api, name, within, |object| {
         let (metadata, data) = object.map(|object| (&object.metadata, &object.data)).unzip();
         State::ready_if(object.is_some_and(&condition), format!("it is {metadata:?} {data:?}"))
     })

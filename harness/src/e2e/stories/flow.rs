@@ -22,7 +22,7 @@ use testvm_cluster::{Node, objects};
 
 use crate::e2e::sabotages::{mount_writable, named, on_node, reject_writes};
 use crate::e2e::story::{Run, Sabotage, Story, When};
-use crate::test_env::disturbances::{kill_all, kill_while_frozen};
+use crate::test_env::disturbances::{REQUEST_LIMIT, kill_all, kill_while_frozen};
 use crate::test_env::environment::{FOREIGN_NODE, TestEnv};
 use crate::test_env::inventory::volume_mounts;
 use crate::test_env::rejected_writes::Rejected;
@@ -203,7 +203,7 @@ async fn ask_for_expansions(env: &TestEnv<'_>) -> Result<()> {
 
 async fn expansions_begin(env: &TestEnv<'_>) -> Result<()> {
     ask_for_expansions(env).await?;
-    until_claims(env, env.timeouts.grow, |claim| {
+    until_claims(env, REQUEST_LIMIT, |claim| {
         let state = claims::resize_state(claim);
         let grows = state == Some("ControllerResizeInProgress");
         (!grows).then(|| format!("is not being expanded: its resize is {state:?}"))

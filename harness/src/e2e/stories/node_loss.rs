@@ -166,6 +166,7 @@ async fn adopt(env: &TestEnv<'_>, volume: &PersistentVolume) -> Result<()> {
 async fn retain_on_node_loss(env: &TestEnv<'_>) -> Result<()> {
     let volume = claims::volume_of(env, CLAIM).await?.name_any();
     let retain = json!({"metadata": {"annotations": {"csi.loopfs.dev/on-node-loss": "retain"}}});
+    env.timeouts.shorten();
     claims::patch_volume(env, &volume, &retain).await
 }
 

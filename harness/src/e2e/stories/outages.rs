@@ -2,7 +2,6 @@
 //! one volume.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::time::Duration;
 
 use anyhow::{Context, Result};
 use futures::future::{try_join, try_join_all};
@@ -11,13 +10,13 @@ use kube::ResourceExt;
 use kube::runtime::watcher;
 use testvm::excerpt::list;
 use testvm::steps::{StepResult, Steps};
-use testvm_cluster::containers::{self, Container};
 use testvm_cluster::waiting::{State, until};
 use testvm_cluster::{Cluster, Node, objects};
 
 use crate::e2e::sabotages::{add_volume, remove_volume};
 use crate::e2e::story::{Run, Sabotage, Story, When};
 use crate::test_env::claims;
+use crate::test_env::disturbances::{kill_processes, processes};
 use crate::test_env::environment::{FOREIGN_NODE, TestEnv};
 use crate::test_env::inventory::Inventory;
 use crate::test_env::sizes::Size;
@@ -42,7 +41,6 @@ const SIZE: Size = Size::mebibytes(1);
 /// The number of claims of a batch: enough that some are unbound when a process is killed after the first is bound. On an emulated node,
 /// 27 claims are bound per second (`cargo harness bench provision`), and a shell of the node sends the signal.
 const CLAIMS: usize = 100;
-const TOOL_DEADLINE: Duration = Duration::from_secs(60);
 const PROVISIONER: &str = "provisioner";
 
 async fn run(steps: &mut Steps<'_>, env: &TestEnv<'_>, cluster: &Cluster, node: &Node) -> StepResult {
@@ -69,17 +67,11 @@ async fn create(env: &TestEnv<'_>, names: &BTreeSet<String>) -> Result<()> {
 
 async fn kill_at_work(env: &TestEnv<'_>, node: &Node) -> Result<()> {
     let names = names("killed");
-    let pods = env.live_driver_pods().await?;
-    // containerd's tool needs half of the time in which the claims are bound, so the signal is sent without it.
-    let mut kill_command = vec!["kill".to_owned(), "-KILL".to_owned()];
-    for pod in &pods {
-        let process = containers::process(node, &Container::of(pod, PROVISIONER)?).await?;
-        kill_command.push(process.trim_start_matches("/proc/").to_owned());
-    }
+    // containerd's tool needs half of the time in which the claims are bound.
+    let found = processes(env, node, PROVISIONER).await?;
     let kill = async {
         until_bound(env, &names, 1).await?;
-        pods.iter().for_each(|pod| env.caused.kill(pod, PROVISIONER));
-        node.output(&["sh", "-c", &kill_command.join(" ")], TOOL_DEADLINE).await
+        kill_processes(env, node, &found, PROVISIONER).await
     };
     // The process must die before the last claim is bound.
     try_join(create(env, &names), kill).await?;

@@ -25,26 +25,26 @@ pub(super) async fn run(steps: &mut Steps<'_>, env: &TestEnv<'_>) -> StepResult 
 }
 
 async fn stays(env: &TestEnv<'_>) -> Result<()> {
-    let name = SNAPSHOT.name;
+    let (name, within) = (SNAPSHOT.name, env.timeouts.start);
     snapshots::import(env, SNAPSHOT).await?;
-    snapshots::until(env, contents(env), name, "snapshot-controller does not bind it", |content| {
+    snapshots::until(contents(env), name, within, "snapshot-controller does not bind it", |content| {
         let uid = content.data.pointer("/spec/volumeSnapshotRef/uid");
         uid.is_some() && content.metadata.finalizers.as_ref().is_some_and(|names| !names.is_empty())
     })
     .await?;
     // snapshot-controller deletes a bound content only after it has recorded the binding in both objects.
-    snapshots::until(env, snapshots(env), name, "it is not bound", |snapshot| {
+    snapshots::until(snapshots(env), name, within, "it is not bound", |snapshot| {
         let bound = snapshot.data.pointer("/status/boundVolumeSnapshotContentName");
         bound.is_some() && snapshot.finalizers().iter().any(|name| name.ends_with("-bound-protection"))
     })
     .await?;
     objects::delete(&snapshots(env), name).await?;
-    snapshots::until(env, contents(env), name, "snapshot-controller does not delete it", |content| {
+    snapshots::until(contents(env), name, within, "snapshot-controller does not delete it", |content| {
         content.metadata.deletion_timestamp.is_some()
             && content.metadata.annotations.as_ref().is_some_and(|names| names.contains_key(IN_DELETION))
     })
     .await?;
-    snapshots::until(env, snapshots(env), name, "it was deleted", |snapshot| {
+    snapshots::until(snapshots(env), name, within, "it was deleted", |snapshot| {
         snapshot.metadata.deletion_timestamp.is_some()
     })
     .await

@@ -10,7 +10,7 @@ use testvm_cluster::{Node, objects};
 
 use super::names::{SIZE, snapshots_on};
 use crate::e2e::stories::outages::until_bound;
-use crate::test_env::disturbances::{kill_while_frozen, until_replaced};
+use crate::test_env::disturbances::{REQUEST_LIMIT, kill_while_frozen, until_replaced};
 use crate::test_env::environment::TestEnv;
 use crate::test_env::snapshots::{IN_CREATION, IN_DELETION, contents, snapshots};
 use crate::test_env::workload::VolumeMode;
@@ -33,9 +33,9 @@ async fn create(env: &TestEnv<'_>, node: &Node) -> Result<()> {
         snapshots::request(env, SNAPSHOT, CLAIM, None).await?;
         let content = snapshots::content_name(env, SNAPSHOT).await?;
         snapshots::until(
-            env,
             contents(env),
             &content,
+            REQUEST_LIMIT,
             "csi-snapshotter does not request the snapshot",
             |content| content.annotations().contains_key(IN_CREATION),
         )
@@ -53,9 +53,16 @@ async fn delete(env: &TestEnv<'_>, node: &Node) -> Result<()> {
     let content = snapshots::content_name(env, SNAPSHOT).await?;
     let requested = async {
         objects::delete(&snapshots(env), SNAPSHOT).await?;
-        snapshots::until(env, contents(env), &content, "snapshot-controller does not delete it", |content| {
-            content.metadata.deletion_timestamp.is_some() && content.annotations().contains_key(IN_DELETION)
-        })
+        snapshots::until(
+            contents(env),
+            &content,
+            REQUEST_LIMIT,
+            "snapshot-controller does not delete it",
+            |content| {
+                content.metadata.deletion_timestamp.is_some()
+                    && content.annotations().contains_key(IN_DELETION)
+            },
+        )
         .await
     };
     Box::pin(kill_snapshotter(env, node, requested)).await?;
