@@ -504,10 +504,13 @@ mod tests {
         let (release, release_receiver) = mpsc::channel::<()>();
         let release_receiver = Arc::new(std::sync::Mutex::new(release_receiver));
         let begun = Arc::new(AtomicUsize::new(0));
+        let (begin, mut begins) = tokio::sync::mpsc::unbounded_channel();
         let hanging = || {
             let (release_receiver, begun) = (Arc::clone(&release_receiver), Arc::clone(&begun));
+            let begin = begin.clone();
             move || {
                 begun.fetch_add(1, Ordering::Relaxed);
+                begin.send(()).unwrap();
                 release_receiver.lock().unwrap().recv().ok();
                 Ok(Readiness::Ready)
             }
@@ -517,12 +520,8 @@ mod tests {
             assert!(error.to_string().contains("has not ended"), "{error}");
         }
         // The thread may be late.
-        for _ in 0..60_000 {
-            if begun.load(Ordering::Relaxed) > 0 {
-                break;
-            }
-            tokio::time::sleep(Duration::from_millis(1)).await;
-        }
+        let first = tokio::time::timeout(Duration::from_secs(60), begins.recv());
+        first.await.expect("a probe begins");
         assert_eq!(begun.load(Ordering::Relaxed), 1);
         release.send(()).unwrap();
         let slow = Probe { timeout: Duration::from_secs(60), ..probe };

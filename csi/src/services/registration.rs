@@ -270,8 +270,8 @@ mod tests {
 
         async fn kubelet(&self) -> RegistrationClient<Channel> {
             let address = format!("unix://{}", self.socket().display());
-            let channel = Endpoint::try_from(address).unwrap().connect().await.unwrap();
-            RegistrationClient::new(channel)
+            // The first call connects, and returns the error.
+            RegistrationClient::new(Endpoint::try_from(address).unwrap().connect_lazy())
         }
 
         async fn notify(&self, plugin_registered: bool) {
@@ -367,16 +367,9 @@ mod tests {
             start.elapsed()
         );
         // The other driver may replace the socket during the call, and waits longer each time.
-        let address = format!("unix://{}", running.socket().display());
         let responds = async {
-            loop {
-                let connected = Endpoint::try_from(address.clone()).unwrap().connect().await;
-                if let Ok(channel) = connected
-                    && RegistrationClient::new(channel).get_info(wire::InfoRequest {}).await.is_ok()
-                {
-                    return;
-                }
-                tokio::time::sleep(Duration::from_millis(10)).await;
+            while running.kubelet().await.get_info(wire::InfoRequest {}).await.is_err() {
+                tokio::task::yield_now().await;
             }
         };
         tokio::time::timeout(Duration::from_secs(60), responds).await.expect("a driver responds");
