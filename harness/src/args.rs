@@ -3,6 +3,7 @@
 use std::process::ExitCode;
 use std::time::Duration;
 
+use anyhow::Context;
 use clap::{Parser, Subcommand};
 use testvm::report::{Report, ReportFiles, Timed};
 use testvm::session::Session;
@@ -178,7 +179,7 @@ where
     session.cancel.cancel();
     tokio::select! {
         result = &mut work => {
-            result?;
+            result.context("stopped by a signal")?;
             anyhow::bail!("stopped by a signal")
         }
         _ = interrupt.recv() => anyhow::bail!("stopped immediately by a second signal"),

@@ -12,14 +12,11 @@ use testvm_cluster::KubernetesMinor;
 use testvm_cluster::manifests::Manifests;
 
 const HELM: GoModule = GoModule {
-    name: "helm",
-    versioned_by: "helm.sh/helm/v3",
     version_variables: &[VersionVariable {
         variable: "helm.sh/helm/v3/internal/version.version",
         value: |version| version.to_string(),
     }],
-    renamed: &[],
-    overlay: None,
+    ..GoModule::new("helm", "helm.sh/helm/v3")
 };
 
 /// The name of the release whose objects have the names of csi/deploy.

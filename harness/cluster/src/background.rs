@@ -22,9 +22,9 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
+use testvm::cache::remove_file;
 use testvm::session::{Session, Workspace};
 
-use super::files::remove;
 use super::running::Cluster;
 
 /// The variable of the project that is set in the background process; only its presence counts.
@@ -54,7 +54,7 @@ pub fn claim(session: &Session) -> Result<Flock<File>> {
             directory(&session.workspace).display()
         )
     })?;
-    remove(&path(&session.workspace))?;
+    remove_file(&path(&session.workspace))?;
     Ok(lock)
 }
 
@@ -144,7 +144,7 @@ impl Owner {
     /// Its record cannot be read.
     pub fn running(session: &Session) -> Result<Option<Owner>> {
         if let Ok(_lock) = session.try_exclusive(LOCK)? {
-            remove(&path(&session.workspace))?;
+            remove_file(&path(&session.workspace))?;
             return Ok(None);
         }
         Owner::read(&session.workspace)
@@ -191,7 +191,7 @@ impl Owner {
             }
             tokio::time::sleep(EXIT_POLL_INTERVAL).await;
         };
-        remove(&path(&session.workspace))
+        remove_file(&path(&session.workspace))
     }
 
     fn signal(&self, signal: Signal) -> Result<()> {

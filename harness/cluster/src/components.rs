@@ -165,20 +165,3 @@ pub(crate) fn flag(name: &str, path: &Path) -> OsString {
     flag.push(path);
     flag
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// The API server also rejects anonymous requests.
-    #[test]
-    fn components_listen_only_on_loopback() {
-        let layout = Layout { root: "/c".into(), logs: "/l".into() };
-        let args = api_server(&layout, "127.0.0.1:21000".parse().unwrap(), ClusterProfile::Default);
-        for flag in ["--bind-address=127.0.0.1", "--anonymous-auth=false", "--authorization-mode=Node,RBAC"] {
-            assert!(args.iter().any(|arg| arg == flag), "{flag} is not in {args:?}");
-        }
-        let args = etcd(Durability::Sync);
-        assert!(args.iter().all(|arg| !arg.to_string_lossy().contains("http")), "{args:?}");
-    }
-}

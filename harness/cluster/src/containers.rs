@@ -11,8 +11,6 @@ use super::node::Node;
 use super::objects;
 use super::waiting::{State, until};
 
-const TOOL_DEADLINE: Duration = Duration::from_secs(60);
-
 /// A running container, as containerd knows it.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct Container {
@@ -147,7 +145,7 @@ async fn ctr(node: &Node, args: &[&str]) -> Result<()> {
 
 async fn output(node: &Node, args: &[&str]) -> Result<String> {
     let argv = ["ctr", "--namespace", "k8s.io"].iter().chain(args).copied().collect::<Vec<_>>();
-    node.output(&argv, TOOL_DEADLINE).await
+    node.output(&argv).await
 }
 
 #[cfg(test)]

@@ -16,7 +16,7 @@ use testvm::session::{Project, Session};
 use tokio::sync::Mutex;
 
 use super::components::{self, API_SERVICE_ADDRESS, HOST_SEEN_FROM_GUEST};
-use super::files::{create_private_dir, remove, write_private};
+use super::files::{create_private_dir, write_private};
 use super::layout::{ClusterProfile, ClusterSpec, Durability, Layout};
 use super::loopback::LoopbackLease;
 use super::pki::{self, Authority, Identity, Subject};
@@ -277,7 +277,7 @@ impl Installation {
         let directory = self.layout.etcd_dir();
         for socket in [components::ETCD_CLIENT_SOCKET, components::ETCD_PEER_SOCKET] {
             // A killed etcd leaves its socket. No other etcd uses the socket, because a lease protects the cluster's directory.
-            remove(&directory.join(socket))?;
+            cache::remove_file(&directory.join(socket))?;
         }
         spawn(&self.programs.etcd, components::etcd(self.durability), &directory, &self.layout)
     }

@@ -11,7 +11,7 @@ use anyhow::Result;
 use testvm::images::kernel::{Kernel, Module};
 use testvm::session::Session;
 use testvm::vm::{Control, Disk, DiskMode, Forward, Hypervisor, Vm, VmSpec, choose, initramfs};
-use testvm_guest::spec::{Condition, FileSpec, Mode, Mount, NodeSpec, Service, Source, Step};
+use testvm_guest::spec::{Condition, FileSpec, Mode, Mount, NodeSpec, Service, Step};
 
 use super::images::MODULE_SETS;
 
@@ -102,12 +102,7 @@ impl DockerMachine {
 
 /// Returns the specification of the machine: its mounts, and Docker.
 fn node_spec(mounts: Vec<Mount>) -> NodeSpec {
-    let docker = Mount {
-        source: Source::Disk(DOCKER_DISK.into()),
-        target: "/var/lib/docker".into(),
-        fs_type: "ext4".into(),
-        options: "noatime".into(),
-    };
+    let docker = Mount::of_disk(DOCKER_DISK, "/var/lib/docker", "ext4", "noatime");
     NodeSpec {
         hostname: "docker".to_owned(),
         root_disk: ROOT_DISK.to_owned(),

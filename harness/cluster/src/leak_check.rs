@@ -4,16 +4,12 @@
 //! of its own.
 
 use std::collections::BTreeMap;
-use std::time::Duration;
 
 use anyhow::{Context, Result};
 use testvm::excerpt::list;
 
 use super::mount_table::{Mounted, mounts};
 use super::node::Node;
-
-/// The timeout of each program on a busy emulated processor.
-const TOOL_DEADLINE: Duration = Duration::from_secs(60);
 
 /// The objects on a node at one moment.
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
@@ -37,7 +33,7 @@ impl Entries {
     /// The node cannot be reached, or `directory` is not a mount point.
     pub async fn of_file_system(node: &Node, directory: &str) -> Result<Entries> {
         let find = ["find", directory, "-mindepth", "1", "-printf", "%y %p\\0"];
-        let files = parse_files(&node.output(&find, TOOL_DEADLINE).await?)?;
+        let files = parse_files(&node.output(&find).await?)?;
         let mounts = of_same_device(&mounts(node).await?, directory)
             .with_context(|| format!("{directory} of {} is not a mount point", node.name()))?;
         Ok(files.into_iter().chain(mounts).collect())

@@ -162,15 +162,20 @@ impl Manifests {
 }
 
 fn parse(text: &str) -> Result<Vec<DynamicObject>> {
-    let mut objects = Vec::new();
+    documents(text)?.into_iter().map(|document| Ok(serde_json::from_value(document)?)).collect()
+}
+
+/// Returns the documents of a YAML text that are not empty: a file may begin or end with a separator.
+///
+/// # Errors
+/// The text is not valid YAML.
+pub fn documents(text: &str) -> Result<Vec<serde_json::Value>> {
+    let mut documents = Vec::new();
     for document in serde_norway::Deserializer::from_str(text) {
-        let value = serde_json::Value::deserialize(document)?;
-        // A file may begin or end with a separator.
-        if !value.is_null() {
-            objects.push(serde_json::from_value(value)?);
-        }
+        documents.push(serde_json::Value::deserialize(document)?);
     }
-    Ok(objects)
+    documents.retain(|document| !document.is_null());
+    Ok(documents)
 }
 
 async fn api_of(client: &Client, object: &DynamicObject) -> Result<(Api<DynamicObject>, String)> {
@@ -198,7 +203,9 @@ fn rank(object: &DynamicObject) -> u8 {
     }
 }
 
-fn is_kind(object: &DynamicObject, kind: &str) -> bool {
+/// Returns `true` for objects of this kind, such as `DaemonSet`.
+#[must_use]
+pub fn is_kind(object: &DynamicObject, kind: &str) -> bool {
     object.types.as_ref().is_some_and(|types| types.kind == kind)
 }
 

@@ -1,13 +1,8 @@
 //! The mount table of a node (proc_pid_mountinfo(5)). A row that cannot be understood is an error, so that no mount is overlooked.
 
-use std::time::Duration;
-
 use anyhow::{Context, Result};
 
 use super::node::Node;
-
-/// The timeout of `cat` on a busy emulated processor.
-const TOOL_DEADLINE: Duration = Duration::from_secs(60);
 
 /// A row of the mount table.
 #[derive(Clone, Debug, Eq, PartialEq)]
@@ -29,7 +24,7 @@ pub struct Mounted {
 /// # Errors
 /// The node cannot be reached, or a row of the table cannot be understood.
 pub async fn mounts(node: &Node) -> Result<Vec<Mounted>> {
-    parse(&node.output(&["cat", "/proc/self/mountinfo"], TOOL_DEADLINE).await?)
+    parse(&node.output(&["cat", "/proc/self/mountinfo"]).await?)
 }
 
 /// Parses a mount table.

@@ -34,6 +34,8 @@ const KUBELET_PORT: u16 = 10_250;
 const BOOT_DEADLINE: Duration = Duration::from_secs(600);
 /// The time from the kubelet's start to a Node object that is Ready.
 const JOIN_DEADLINE: Duration = Duration::from_secs(180);
+/// For a tool on a busy emulated processor.
+const TOOL_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// A node of a cluster. Dropping it cuts its power.
 pub struct Node {
@@ -117,19 +119,35 @@ impl Node {
         if self.has_inspection_disk { format!("{INSPECTION_DIR}{path}") } else { path.to_owned() }
     }
 
+    /// Runs a program that takes less than a minute as root on the node, and returns its output, whatever its exit code.
+    ///
+    /// # Errors
+    /// As [`Node::exec_within`].
+    pub async fn exec(&self, argv: &[&str]) -> Result<ExecOutput> {
+        self.exec_within(argv, TOOL_TIMEOUT).await
+    }
+
     /// Runs a program as root on the node and returns its output, whatever its exit code.
     ///
     /// # Errors
     /// The program cannot be started, runs longer than `timeout`, or the machine ends first.
-    pub async fn exec(&self, argv: &[&str], timeout: Duration) -> Result<ExecOutput> {
+    pub async fn exec_within(&self, argv: &[&str], timeout: Duration) -> Result<ExecOutput> {
         self.control().await?.exec(argv, timeout).await
+    }
+
+    /// Runs a program that takes less than a minute as root on the node, and returns its output if it succeeds.
+    ///
+    /// # Errors
+    /// As [`Node::exec_within`], or the exit code is not 0.
+    pub async fn output(&self, argv: &[&str]) -> Result<String> {
+        self.output_within(argv, TOOL_TIMEOUT).await
     }
 
     /// Runs a program as root on the node and returns its output if it succeeds.
     ///
     /// # Errors
-    /// As [`Node::exec`], or the exit code is not 0.
-    pub async fn output(&self, argv: &[&str], timeout: Duration) -> Result<String> {
+    /// As [`Node::exec_within`], or the exit code is not 0.
+    pub async fn output_within(&self, argv: &[&str], timeout: Duration) -> Result<String> {
         self.control().await?.output(argv, timeout).await
     }
 

@@ -120,12 +120,14 @@ pub(crate) fn node_spec(
         Condition::Tcp("127.0.0.1:10256".into()),
     ));
     let mut mounts = vec![
-        mount(TOOLS_DISK, TOOLS_DIR, "ext4", "ro"),
-        mount(IMAGES_DISK, IMAGES_DIR, "ext4", "ro"),
+        Mount::of_disk(TOOLS_DISK, TOOLS_DIR, "ext4", "ro"),
+        Mount::of_disk(IMAGES_DISK, IMAGES_DIR, "ext4", "ro"),
         in_memory(CNI_STATE_DIR),
         trace::mount(),
     ];
-    mounts.extend(parts.inspection.is_some().then(|| mount(INSPECTION_DISK, INSPECTION_DIR, "ext4", "ro")));
+    mounts.extend(
+        parts.inspection.is_some().then(|| Mount::of_disk(INSPECTION_DISK, INSPECTION_DIR, "ext4", "ro")),
+    );
     mounts.extend(data_mount.into_iter().flat_map(|data| data_mounts(data, kubelet_root)));
     Ok(NodeSpec {
         files: files(control_plane, index, parts)?,
@@ -155,7 +157,7 @@ pub(crate) fn node_object(index: u8, address: &str) -> Value {
 
 /// Returns the mounts of the data disk, in their order.
 fn data_mounts(data: &DataMount, kubelet_root: KubeletRoot) -> Vec<Mount> {
-    let mut mounts = vec![mount(DATA_DISK, &data.mount_point, "xfs", &data.options)];
+    let mut mounts = vec![Mount::of_disk(DATA_DISK, &data.mount_point, "xfs", &data.options)];
     if kubelet_root == KubeletRoot::DataDisk {
         let directory = format!("{}/{KUBELET_DIRECTORY}", data.mount_point);
         mounts.push(Mount {
@@ -313,22 +315,8 @@ fn cni_config(pod_cidr: &str) -> Value {
     })
 }
 
-fn mount(disk: &str, target: &str, fs_type: &str, options: &str) -> Mount {
-    Mount {
-        source: Source::Disk(disk.into()),
-        target: target.into(),
-        fs_type: fs_type.into(),
-        options: options.into(),
-    }
-}
-
 fn in_memory(target: &str) -> Mount {
-    Mount {
-        source: Source::Name("tmpfs".into()),
-        target: target.into(),
-        fs_type: "tmpfs".into(),
-        options: "mode=0755".into(),
-    }
+    Mount::without_disk("tmpfs", target, "mode=0755")
 }
 
 /// Returns the path of the log of a service on a node that has [services of the caller](super::NodePlan::services). When it

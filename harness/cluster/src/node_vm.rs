@@ -9,7 +9,7 @@ use std::sync::LazyLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use anyhow::{Result, bail};
-use testvm::vm::{Control, ExitReason, Phase, Vm};
+use testvm::vm::{Control, Phase, Vm};
 use tokio::sync::watch;
 
 /// The machines that are meant to run, and for each that ended the message about it.
@@ -79,10 +79,7 @@ impl Record {
             let ended = phase.wait_for(|phase| matches!(phase, Phase::Ended(_))).await;
             // The channel closes when the owner drops the machine.
             let Ok(Phase::Ended(reason)) = ended.as_deref() else { return };
-            let cause = match reason {
-                ExitReason::Passed => "it was powered off".to_owned(),
-                ExitReason::Failed(why) | ExitReason::Faulty(why) | ExitReason::Crashed(why) => why.clone(),
-            };
+            let cause = reason.failure().unwrap_or("it was powered off");
             let message = format!("the virtual machine of {name} ended by itself: {cause}");
             // There is no entry if the owner ends the machine.
             MACHINES.send_if_modified(|machines| {
@@ -107,6 +104,8 @@ mod tests {
     use kube::runtime::watcher;
     use kube::{Api, Client};
     use tokio::time::timeout;
+
+    use testvm::vm::ExitReason;
 
     use super::*;
     use crate::waiting::{State, until, until_logged};

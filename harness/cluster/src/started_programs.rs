@@ -4,14 +4,11 @@
 //! kernel records the first, and then the second, for the same process.
 
 use std::collections::HashMap;
-use std::time::Duration;
 
 use anyhow::{Context, Result};
 
 use super::node::Node;
 use super::trace::INSTANCE;
-
-const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// A program that a process on a node started.
 #[derive(Clone, Debug, Eq, PartialEq)]
@@ -36,13 +33,13 @@ impl StartedProgram {
 /// The trace cannot be read, or the kernel overwrote its beginning.
 pub async fn started_programs(node: &Node) -> Result<Vec<StartedProgram>> {
     let lost = "cat \"$1\"/per_cpu/cpu*/stats";
-    let stats = node.output(&["sh", "-c", lost, "sh", INSTANCE], TIMEOUT).await?;
+    let stats = node.output(&["sh", "-c", lost, "sh", INSTANCE]).await?;
     anyhow::ensure!(
         is_complete(&stats),
         "the trace of {} has lost events, so programs may be missing:\n{stats}",
         node.name()
     );
-    let trace = node.output(&["cat", &format!("{INSTANCE}/trace")], TIMEOUT).await?;
+    let trace = node.output(&["cat", &format!("{INSTANCE}/trace")]).await?;
     parse(&trace).with_context(|| format!("parse {INSTANCE}/trace of {}", node.name()))
 }
 

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use testvm_guest::spec::{Mount, Source, Step};
+use testvm_guest::spec::{Mount, Step};
 
 /// The mount point of tracefs.
 const TRACEFS: &str = "/sys/kernel/tracing";
@@ -17,12 +17,7 @@ const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Returns the mount that [`step`] needs.
 pub(crate) fn mount() -> Mount {
-    Mount {
-        source: Source::Name("tracefs".into()),
-        target: TRACEFS.into(),
-        fs_type: "tracefs".into(),
-        options: "nosuid,nodev,noexec".into(),
-    }
+    Mount::without_disk("tracefs", TRACEFS, "nosuid,nodev,noexec")
 }
 
 /// Returns the step that starts the recording.

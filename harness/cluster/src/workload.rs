@@ -198,6 +198,10 @@ pub async fn until_available(
     .map(drop)
 }
 
-fn typed<K: serde::de::DeserializeOwned>(value: Value) -> Result<K> {
+/// Returns an object that a test has as JSON.
+///
+/// # Errors
+/// It is not what its type says.
+pub fn typed<K: serde::de::DeserializeOwned>(value: Value) -> Result<K> {
     serde_json::from_value(value).context("an object of the test is not what its type says")
 }

@@ -1,7 +1,7 @@
 //! The processes of the guest. PID 1 inherits every orphan, so one thread reaps all processes. It passes the
 //! status of a child that this program started to the thread that waits for it.
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{HashMap, HashSet};
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::os::unix::process::CommandExt;
 use std::process::{Command, Stdio};
@@ -236,9 +236,9 @@ fn input_file(input: &str) -> io::Result<Stdio> {
 }
 
 /// Returns a command with a plain environment, because PID 1 has the one of the kernel.
-pub(super) fn command(argv: &[String], env: &BTreeMap<String, String>) -> Result<Command> {
+pub(super) fn command(argv: &[String]) -> Result<Command> {
     let (program, args) = argv.split_first().context("an empty command line")?;
     let mut command = Command::new(program);
-    command.args(args).env_clear().env("PATH", PATH).env("HOME", "/root").envs(env).current_dir("/");
+    command.args(args).env_clear().env("PATH", PATH).env("HOME", "/root").current_dir("/");
     Ok(command)
 }

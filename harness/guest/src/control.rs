@@ -1,6 +1,5 @@
 //! The requests to a running node: one JSON object per line in each direction on the control port.
 
-use std::collections::BTreeMap;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
@@ -23,7 +22,7 @@ pub struct Request {
 #[serde(rename_all = "kebab-case")]
 pub enum Action {
     /// Run a program in the node's root file system, as root.
-    Exec { argv: Vec<String>, env: BTreeMap<String, String>, input: String, timeout: Duration },
+    Exec { argv: Vec<String>, input: String, timeout: Duration },
     /// Send a signal to a service, by the name it has in the specification.
     SignalService { name: String, signal: i32 },
     /// Stop the services, send the verdict, unmount, power off.

@@ -131,12 +131,7 @@ fn options(text: &str) -> (MsFlags, String) {
 /// Makes the file system of a disk the root of PID 1 and of all processes that it starts.
 pub(super) fn switch_root(disk: &str) -> Result<()> {
     const NEW_ROOT: &str = "/new-root";
-    mount_spec(&Mount {
-        source: Source::Disk(disk.to_owned()),
-        target: NEW_ROOT.to_owned(),
-        fs_type: "ext4".to_owned(),
-        options: "noatime".to_owned(),
-    })?;
+    mount_spec(&Mount::of_disk(disk, NEW_ROOT, "ext4", "noatime"))?;
     unmount_early()?;
     free_initramfs()?;
     chdir(NEW_ROOT).context("enter the new root")?;

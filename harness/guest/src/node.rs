@@ -72,7 +72,7 @@ fn run(
     children: &Children,
     reporter: &Reporter,
 ) -> Result<()> {
-    let command = command(argv, &Default::default())?;
+    let command = command(argv)?;
     let (end, ..) = children
         .run(name, command, "", Output::Log(reporter.clone(), None), timeout)
         .with_context(|| format!("start {name}"))?;

@@ -69,8 +69,8 @@ impl Server {
 
     fn perform(&self, action: Action) -> Result<Option<ExecOutput>> {
         match action {
-            Action::Exec { argv, env, input, timeout } => {
-                let command = command(&argv, &env)?;
+            Action::Exec { argv, input, timeout } => {
+                let command = command(&argv)?;
                 let (end, stdout, stderr) = self
                     .children
                     .run("exec", command, &input, Output::Capture, timeout)

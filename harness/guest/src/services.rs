@@ -136,7 +136,8 @@ impl Shared {
     }
 
     fn run_once(&self, service: &Service, started: &mpsc::Sender<Result<()>>) -> Result<End> {
-        let mut command = command(&service.argv, &service.env)?;
+        let mut command = command(&service.argv)?;
+        command.envs(&service.env);
         command.stdin(std::process::Stdio::null());
         let log_file = service.log_file.as_deref().map(LogFile::open).transpose()?;
         let child = self
@@ -159,7 +160,7 @@ fn holds(condition: &Condition, children: &Children) -> bool {
         Condition::UnixSocket(path) => UnixStream::connect(path).is_ok(),
         Condition::Tcp(address) => TcpStream::connect(address).is_ok(),
         Condition::Succeeds(argv) => {
-            let Ok(command) = command(argv, &Default::default()) else { return false };
+            let Ok(command) = command(argv) else { return false };
             let run = children.run("readiness", command, "", Output::Capture, Duration::from_secs(30));
             matches!(run, Ok((End::Exited(0), ..)))
         }

@@ -71,6 +71,25 @@ pub struct Mount {
     pub options: String,
 }
 
+impl Mount {
+    /// Returns the mount of a disk's file system.
+    #[must_use]
+    pub fn of_disk(disk: &str, target: &str, fs_type: &str, options: &str) -> Mount {
+        Mount {
+            source: Source::Disk(disk.to_owned()),
+            target: target.to_owned(),
+            fs_type: fs_type.to_owned(),
+            options: options.to_owned(),
+        }
+    }
+
+    /// Returns the mount of a file system that needs no disk, such as `tmpfs`.
+    #[must_use]
+    pub fn without_disk(fs_type: &str, target: &str, options: &str) -> Mount {
+        Mount { source: Source::Name(fs_type.to_owned()), ..Mount::of_disk("", target, fs_type, options) }
+    }
+}
+
 /// The source of a mount.
 #[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
 #[serde(rename_all = "kebab-case")]

@@ -12,9 +12,6 @@ pub struct Args {
     /// The benchmark to run. Without a name, all of them run, one after the other. One that fails does not stop the others.
     #[arg(value_name = "NAME")]
     pub(super) bench: Option<Bench>,
-    /// List the benchmarks, with what each measures, what it needs and how long it takes.
-    #[arg(long)]
-    pub(super) list: bool,
     /// A short run: fewer devices, ids, files, bytes and repetitions. Its thresholds are not those of a full run.
     #[arg(long)]
     pub(super) quick: bool,

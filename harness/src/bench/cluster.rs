@@ -29,8 +29,6 @@ pub(super) const OUR_PROGRAMS: [&str; 2] = ["/loopfs-provisioner node", "/loopfs
 
 /// The number of directories that [`fill`] fills concurrently: one for each processor of the node.
 const FILL_CONCURRENCY: usize = 2;
-/// The timeout of a program that reads a file of /proc, on an emulated processor.
-const READ_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Programs for a node: the name of each one there, and its path on the host.
 pub(super) type Tools = [(String, PathBuf)];
@@ -66,7 +64,7 @@ pub(super) async fn measured(
         step.done("");
         let node = cluster.node();
         let rows = measure(&cluster, node).await?.0;
-        let read = async |path: &str| node.output(&["cat", path], READ_TIMEOUT).await;
+        let read = async |path: &str| node.output(&["cat", path]).await;
         let (cpuinfo, kernel) = (read(Machine::CPUINFO).await?, read(Machine::KERNEL).await?);
         let machine = Machine::of(&cpuinfo, &kernel, "xfs", Some(kubernetes.name()));
         Ok(Environment { place, machine, rows })
@@ -90,7 +88,7 @@ pub(super) async fn fill(
     let files = files.to_string();
     let filled = futures::stream::iter(directories).map(async |directory| {
         let script = "cd \"$1\" && touch $(seq \"$2\")";
-        let filled = node.output(&["sh", "-c", script, "sh", directory, &files], timeout).await;
+        let filled = node.output_within(&["sh", "-c", script, "sh", directory, &files], timeout).await;
         filled.with_context(|| format!("fill {directory}"))
     });
     let mut filled = filled.buffer_unordered(FILL_CONCURRENCY);

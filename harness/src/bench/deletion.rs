@@ -35,7 +35,6 @@ const FILL_TIMEOUT: Duration = Duration::from_secs(60);
 const FREE_TIMEOUT: Duration = Duration::from_secs(3600);
 /// Nothing outside the node is notified of changes in the trash.
 const POLL_INTERVAL: Duration = Duration::from_millis(500);
-const LIST_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// The cluster and the node that are measured.
 #[derive(Clone, Copy)]
@@ -179,7 +178,7 @@ async fn create_class(client: &Client) -> Result<()> {
 /// Creates files in every volume of the node.
 async fn fill(node: &Node, files: u64, step: &Step) -> Result<()> {
     let volumes = format!("{DATA_DIR}/volumes");
-    let listed = node.output(&["ls", &volumes], LIST_TIMEOUT).await?;
+    let listed = node.output(&["ls", &volumes]).await?;
     let directories: Vec<String> =
         listed.split_whitespace().map(|name| format!("{volumes}/{name}")).collect();
     cluster::fill(node, &directories, files, FILL_TIMEOUT, |done| {
@@ -191,7 +190,7 @@ async fn fill(node: &Node, files: u64, step: &Step) -> Result<()> {
 async fn until_trash_is_empty(node: &Node, deadline: Instant, step: &Step) -> Result<()> {
     let trash = format!("{DATA_DIR}/trash");
     loop {
-        let listed = node.output(&["ls", "-A", &trash], LIST_TIMEOUT).await?;
+        let listed = node.output(&["ls", "-A", &trash]).await?;
         let left = listed.split_whitespace().count();
         if left == 0 {
             return Ok(());

@@ -49,7 +49,6 @@ const NAME: &str = "footprint.loopfs.dev";
 const DIR: &str = "/run/footprint";
 /// The timeout until the kubelet has registered a driver, or removed it.
 const REGISTRATION_TIMEOUT: Duration = Duration::from_secs(180);
-const COMMAND_TIMEOUT: Duration = Duration::from_secs(60);
 
 pub(super) async fn run(session: &Session, args: &Args) -> Result<Environment> {
     let (claims, starts) = args.size((1000, 5), (50, 2));
@@ -151,7 +150,7 @@ async fn read_memory(node: &Node, volumes: u64, samples: &mut Samples) -> Result
 /// Starts and stops the driver `rounds` times. Returns the milliseconds from each start until the kubelet has registered the driver,
 /// which is when pods can use volumes.
 async fn registrations(client: &Client, node: &Node, rounds: usize) -> Result<Vec<f64>> {
-    node.output(&["mkdir", "-p", DIR], COMMAND_TIMEOUT).await?;
+    node.output(&["mkdir", "-p", DIR]).await?;
     let socket = format!("{DIR}/{NAME}.sock");
     let args = [
         format!("--driver-name={NAME}"),

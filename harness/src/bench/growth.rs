@@ -23,7 +23,7 @@ use super::metrics;
 use super::threshold::{Requirement, no_more};
 use crate::node_options::NodeOptions;
 use crate::test_env::claims;
-use crate::test_env::environment::{RunTimeouts, TestEnv, Timeouts};
+use crate::test_env::environment::TestEnv;
 use crate::test_env::sizes::Size;
 use crate::test_env::users::{self, User};
 use crate::test_env::workload::VolumeMode;
@@ -31,9 +31,6 @@ use crate::test_env::workload::VolumeMode;
 const SIZE: Size = Size::mebibytes(1);
 const GROWN: Size = Size::mebibytes(4);
 
-/// The time to create and mount all volumes. The kubelet waits up to two minutes before it retries a failed
-/// mount.
-const START_TIMEOUT: Duration = Duration::from_secs(600);
 /// The timeout of an expansion. It includes an expansion that the kubelet completes, so that the measurement shows it.
 const GROW_TIMEOUT: Duration = Duration::from_secs(300);
 /// The timeout from the start of the program to its first line, on an emulated processor.
@@ -50,8 +47,7 @@ const METRICS_TIMEOUT: Duration = Duration::from_secs(60);
 pub(super) async fn run(session: &Session, args: &Args) -> Result<Environment> {
     let runs = args.size(20, 5);
     let measure = async |cluster: &Cluster, _: &Node| {
-        let mut env = TestEnv::in_namespace(session, cluster, NAMESPACE)?;
-        env.timeouts = RunTimeouts::new(Timeouts { start: START_TIMEOUT, ..Timeouts::FULL });
+        let env = TestEnv::in_namespace(session, cluster, NAMESPACE)?;
         measure(session, &env, runs).await
     };
     cluster::measured(session, args, "growth", NodeOptions::default(), &[], measure).await
@@ -111,10 +107,7 @@ async fn one_after_the_other(
         // The pod sees the new size before the claim's status has it. Only after that has the provisioner finished.
         claims::until_expanded(env, claim, GROWN).await?;
         let after = resizes.one_more(&pods, &driver).await?;
-        let kind = match mode {
-            VolumeMode::Filesystem => "filesystem",
-            VolumeMode::Block => "block",
-        };
+        let kind = mode.as_str().to_lowercase();
         samples.add(format!("{kind}_patch_to_visible"), n, "ms", visible);
         samples.add(format!("{kind}_resize"), n, "ms", (after.seconds - resizes.seconds) * 1e3);
         resizes = after;
@@ -259,12 +252,6 @@ loopfs_provisioner_operation_duration_seconds_count{operation="resize",result="f
         for other in [resizes(6.0, 2.0), resizes(5.0, 3.0), resizes(0.0, 2.0), resizes(f64::NAN, 2.0)] {
             assert!(other.is_one_more(&before).is_err(), "{other:?}");
         }
-    }
-
-    #[test]
-    fn the_kinds_of_volumes_alternate() {
-        let kinds = user(3).claims.iter().map(|(_, mode)| *mode).collect::<Vec<_>>();
-        assert_eq!(kinds, [VolumeMode::Filesystem, VolumeMode::Block].repeat(3));
     }
 
     #[test]

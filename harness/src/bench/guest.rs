@@ -36,7 +36,7 @@ pub(super) async fn run(
     session: &Session,
     kernel: Option<&str>,
     program: &Path,
-    beside: Vec<(String, PathBuf)>,
+    beside: BTreeMap<String, PathBuf>,
     runs: &[Vec<String>],
     disk_mib: u64,
 ) -> Result<Vec<Environment>> {
@@ -51,15 +51,14 @@ pub(super) async fn run(
     let directory = tempfile::tempdir().context("create a temporary directory")?;
     let data = directory.path().join("data.xfs");
     disk::xfs(&data, disk_mib).await?;
-    let executable = |(path, host)| GuestFile { path, mode: 0o755, host };
+    let executable = |(path, host)| GuestFile { path, host };
     let file = executable((format!("/tests/{NAME}"), program.to_owned()));
     let binary = |(number, args): (usize, &Vec<String>)| TestBinary {
         name: log_name(number),
         path: file.path.clone(),
         args: args.clone(),
-        env: BTreeMap::new(),
-        report: None,
         timeout: TIMEOUT,
+        ..TestBinary::default()
     };
     let tests = TestsSpec {
         mounts: vec![xfs("data", XFS, &format!("prjquota,{HARDENED}"))],

@@ -1,13 +1,9 @@
 //! The memory of processes on a node.
 
 use std::collections::BTreeMap;
-use std::time::Duration;
 
 use anyhow::Result;
 use testvm_cluster::Node;
-
-/// The timeout of a program that reads some files of /proc, on an emulated processor.
-const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// The resident set of a process: the pages of a program that another process runs, too, count in full.
 pub(super) const CURRENT: &str = "VmRSS:";
@@ -20,7 +16,7 @@ pub(super) async fn of(node: &Node, field: &str, programs: &[&str]) -> Result<Ve
     // The arguments of a command end with zero bytes. Processes that end in the meantime fail grep, so its exit code is ignored.
     let script =
         format!(r"grep -a -H -E '^(/|{field})' /proc/[0-9]*/cmdline /proc/[0-9]*/status | tr '\0' ' '");
-    sums(&node.exec(&["sh", "-c", &script], TIMEOUT).await?.stdout, field, programs)
+    sums(&node.exec(&["sh", "-c", &script]).await?.stdout, field, programs)
 }
 
 /// Sums the values of the processes of each program. The lines are such as `/proc/1/cmdline:/init --option ` and

@@ -1,12 +1,7 @@
 //! Programs that a benchmark runs on a node beside the pods.
 
-use std::time::Duration;
-
 use anyhow::{Context, Result};
 use testvm_cluster::{Node, TOOLS_DIR};
-
-/// The timeout of a command on an emulated processor.
-const COMMAND_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// A running program of the node's tools.
 pub(super) struct NodeProcess<'a> {
@@ -34,15 +29,14 @@ impl<'a> NodeProcess<'a> {
         let program = format!("{TOOLS_DIR}/{name}");
         let mut argv = vec!["sh", "-c", &script, "sh", node.name(), &program];
         argv.extend(args.iter().map(String::as_str));
-        let pid =
-            node.output(&argv, COMMAND_TIMEOUT).await.with_context(|| format!("start {name} on the node"))?;
+        let pid = node.output(&argv).await.with_context(|| format!("start {name} on the node"))?;
         Ok(NodeProcess { node, log: format!("{directory}/{name}.log"), pid: pid.trim().to_owned() })
     }
 
     /// Sends a signal that ends the process, such as `KILL`, and waits for its end.
     pub(super) async fn stop(self, signal: &str) -> Result<()> {
         let script = "kill -\"$2\" \"$1\" && tail --pid=\"$1\" -f /dev/null";
-        let ended = self.node.output(&["sh", "-c", script, "sh", &self.pid, signal], COMMAND_TIMEOUT).await;
+        let ended = self.node.output(&["sh", "-c", script, "sh", &self.pid, signal]).await;
         ended.with_context(|| format!("stop the program with the log {} on the node", self.log)).map(drop)
     }
 }

@@ -21,13 +21,7 @@ use super::process::{MeasuredProcess, NODE};
 use crate::builds::{self, ProgramProfile};
 use crate::nodes::DATA_DIR;
 
-const SIDECARS: GoModule = GoModule {
-    name: "csi-sidecars",
-    versioned_by: "github.com/kubernetes-csi/external-provisioner/v5",
-    version_variables: &[],
-    renamed: &[],
-    overlay: None,
-};
+const SIDECARS: GoModule = GoModule::new("csi-sidecars", "github.com/kubernetes-csi/external-provisioner/v5");
 /// The module of external-resizer.
 const RESIZER_MODULE: &str = "github.com/kubernetes-csi/external-resizer";
 /// The file that pins the versions of the sidecars.
@@ -49,8 +43,6 @@ const DIR: &str = "/run/peer";
 const SOCKET: &str = "csi.sock";
 const KUBECONFIG: &str = "kubeconfig";
 
-/// The timeout of a command on an emulated processor.
-const COMMAND_TIMEOUT: Duration = Duration::from_secs(60);
 /// The programs have no work that must be completed.
 pub(super) const STOP_GRACE: Duration = Duration::from_secs(10);
 
@@ -101,7 +93,7 @@ impl<'a> NodePeer<'a> {
         let caller = control_plane.authority().client(SUBJECT)?;
         let kubeconfig = control_plane.guest_kubeconfig(&caller)?;
         let write = format!("umask 077 && mkdir -p {DIR} && printf %s \"$1\" > {DIR}/{KUBECONFIG}");
-        node.output(&["sh", "-c", &write, "sh", &kubeconfig], COMMAND_TIMEOUT).await?;
+        node.output(&["sh", "-c", &write, "sh", &kubeconfig]).await?;
         let args = [
             format!("--driver-name={DRIVER_NAME}"),
             format!("--node-name={}", node.name()),
@@ -121,7 +113,7 @@ impl<'a> NodePeer<'a> {
     /// Copies the logs of its processes to `directory`, for the user.
     pub(super) async fn save_logs(&self, directory: &Path) -> Result<()> {
         for name in [PROVISIONER, RESIZER, DRIVER] {
-            let log = self.0.exec(&["cat", &format!("{DIR}/{name}.log")], COMMAND_TIMEOUT).await?;
+            let log = self.0.exec(&["cat", &format!("{DIR}/{name}.log")]).await?;
             let path = directory.join(format!("peer-{name}.log"));
             std::fs::write(&path, log.stdout).with_context(|| format!("write {}", path.display()))?;
         }

@@ -1,16 +1,17 @@
 //! The benchmarks that are programs of a crate, in `loopfs/benches` and `csi/benches`. Each prints its rows, in a virtual machine
 //! or on this machine.
 
+use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::fs::OpenOptions;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use testvm::images::debian_program::{DebianProgram, FIO, LOSETUP};
+use testvm::images::debian_program::{self, FIO, LOSETUP};
 use testvm::process::{Program, tail};
-use testvm::rust_build;
 use testvm::session::Session;
+use testvm::{cache, rust_build};
 
 use super::args::Args;
 use super::guest::{self, DISK_MIB, XFS};
@@ -23,7 +24,7 @@ use crate::builds::{self, ProgramProfile};
 const CLEAN_UP_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// Programs of a guest, by their paths there and on the host.
-type Programs = Vec<(String, PathBuf)>;
+type Programs = BTreeMap<String, PathBuf>;
 
 /// A program of a crate's benchmarks, which is built.
 struct Measuring<'a> {
@@ -66,17 +67,14 @@ impl Measuring<'_> {
         // The file system of this directory has the backing files, and affects the measurements.
         let files = directory(self.session)?;
         let log = files.join("here.log");
-        match std::fs::remove_file(&log) {
-            Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(error.into()),
-            _ => {}
-        }
+        cache::remove_file(&log)?;
         let words = self.words(&[part, &files.display().to_string()]);
         let program = with_realtime_priority(&self.program).await.args(words).log(&log);
         let program = env.into_iter().fold(program, |program, (name, value)| program.env(name, value));
         let mut process = program.on_stderr_line(step.line_notes()).spawn()?;
         let Some(status) = self.session.cancel.run_until_cancelled(process.wait()).await else {
             process.stop(CLEAN_UP_TIMEOUT).await?;
-            anyhow::bail!("stopped before it ended");
+            anyhow::bail!("the run was stopped");
         };
         let output = std::fs::read_to_string(&log).with_context(|| format!("read {}", log.display()))?;
         let status = status?;
@@ -102,17 +100,6 @@ fn has_loop_devices() -> bool {
     nix::unistd::geteuid().is_root() && control.is_ok()
 }
 
-/// Adds the files of programs, of which several can have the same library.
-async fn add(session: &Session, files: &mut Programs, programs: &[&DebianProgram]) -> Result<()> {
-    for program in programs {
-        let new = session.until_cancelled(program.files(session)).await?;
-        let new: Programs =
-            new.into_iter().filter(|(path, _)| files.iter().all(|(present, _)| present != path)).collect();
-        files.extend(new);
-    }
-    Ok(())
-}
-
 /// `bench loop`: loop devices and project ids, compared with the bare system calls and the methods of other programs.
 pub(super) async fn loop_devices(session: &Session, args: &Args) -> Result<Vec<Environment>> {
     let program = Measuring::build(session, args, "loopfs", "loop").await?;
@@ -125,7 +112,7 @@ pub(super) async fn loop_devices(session: &Session, args: &Args) -> Result<Vec<E
             .line("this user or machine has no loop devices: they are measured in the virtual machine");
         in_guest.insert(0, &["devices", XFS]);
     }
-    parts.extend(program.in_guest(args.kernel.as_deref(), Vec::new(), &in_guest, DISK_MIB).await?);
+    parts.extend(program.in_guest(args.kernel.as_deref(), Programs::new(), &in_guest, DISK_MIB).await?);
     Ok(parts)
 }
 
@@ -173,7 +160,7 @@ pub(super) async fn clones(session: &Session, args: &Args) -> Result<Vec<Environ
     // The disk has an image of 8 GiB, its clone and its snapshot, and each reserves its full size. 8 GiB are written.
     let disk_mib = args.size(32 << 10, DISK_MIB);
     let runs: [&[&str]; 2] = [&["images", XFS], &["trees", XFS]];
-    program.in_guest(args.kernel.as_deref(), Vec::new(), &runs, disk_mib).await
+    program.in_guest(args.kernel.as_deref(), Programs::new(), &runs, disk_mib).await
 }
 
 pub(super) fn clone_requirements() -> Vec<Requirement> {
@@ -204,7 +191,7 @@ pub(super) async fn rpc(session: &Session, args: &Args) -> Result<Vec<Environmen
     const DRIVER: &str = "/tests/programs/loopfs-csi";
     let program = Measuring::build(session, args, "csi", "rpc").await?;
     let driver = session.until_cancelled(builds::driver_programs(session, ProgramProfile::Release)).await?;
-    let beside = vec![(DRIVER.to_owned(), driver.csi)];
+    let beside = Programs::from([(DRIVER.to_owned(), driver.csi)]);
     program.in_guest(args.kernel.as_deref(), beside, &[&[XFS, DRIVER]], DISK_MIB).await
 }
 
@@ -246,8 +233,7 @@ pub(super) async fn io(session: &Session, args: &Args) -> Result<Vec<Environment
         "--kernel: the benchmark io compares {known}; give one of them, or none"
     );
     let program = Measuring::build(session, args, "loopfs", "loop").await?;
-    let mut beside = Vec::new();
-    add(session, &mut beside, &[&FIO, &LOSETUP]).await?;
+    let beside = session.until_cancelled(debian_program::files(session, &[&FIO, &LOSETUP])).await?;
     let mut parts = Vec::new();
     for (kernel, suffix, _) in kernels(args) {
         let measured = program.in_guest(Some(kernel), beside.clone(), &[&["io", XFS]], DISK_MIB).await?;
@@ -286,8 +272,8 @@ pub(super) async fn losetup(session: &Session, args: &Args) -> Result<Vec<Enviro
             .with_context(|| format!("create {}", losetup.display()))?;
         return Ok(vec![program.here("losetup", Some((DROP_IN, losetup.into()))).await?]);
     }
-    let mut beside = vec![("/tests/programs/losetup".to_owned(), tool)];
-    add(session, &mut beside, &[&LOSETUP]).await?;
+    let mut beside = session.until_cancelled(debian_program::files(session, &[&LOSETUP])).await?;
+    beside.insert("/tests/programs/losetup".to_owned(), tool);
     program.in_guest(args.kernel.as_deref(), beside, &[&["losetup", XFS]], DISK_MIB).await
 }
 

@@ -8,22 +8,18 @@ use testvm::session::Session;
 
 use super::args::Args;
 use super::comparison::Comparison;
+use super::report;
 use super::results::{BenchResults, Results, directory};
 use super::threshold::Threshold;
-use super::{catalogue, report};
 use crate::listing::record_time;
 
-/// Runs one benchmark or all, prints their tables and writes the report. With the options for it, it only lists the benchmarks,
-/// or only compares earlier runs.
+/// Runs one benchmark or all, prints their tables and writes the report. With the options for it, it only
+/// compares earlier runs.
 ///
 /// # Errors
 /// The only benchmark does not complete, it has no such option, or a file cannot be read or written.
 pub async fn run(session: &Session, args: &Args) -> Result<ExitCode> {
     args.check()?;
-    if args.list {
-        print!("{}", catalogue::list(session));
-        return Ok(ExitCode::SUCCESS);
-    }
     // Before anything is measured: a wrong path should not cost a run, and the run may overwrite the file.
     let old = Results::read(&args.compare)?;
     let recorded = Results::read(&args.results)?;

@@ -2,7 +2,6 @@
 //! stored beside the report.
 
 use std::fs;
-use std::time::Duration;
 
 use anyhow::{Context, Result};
 use k8s_openapi::api::core::v1::Pod;
@@ -20,7 +19,6 @@ const CONTAINER: &str = "csi";
 const TOOL_OF_IMAGE: &str = "/loopfs";
 /// The arguments of that container that the tool takes, too.
 const SHARED_ARGUMENTS: [&str; 2] = ["--data-dir=", "--kubelet-dir="];
-const TOOL_DEADLINE: Duration = Duration::from_secs(60);
 
 /// The checks that must be possible, besides lacking nothing.
 const POSSIBLE: [&str; 4] = ["loop-control", "data-dir", "data-dir-quota", "propagation"];
@@ -61,7 +59,7 @@ pub(super) async fn in_containers(env: &TestEnv<'_>) -> Result<()> {
 pub(super) async fn on_node(env: &TestEnv<'_>, node: &Node) -> Result<()> {
     let tool = format!("{TOOLS_DIR}/{LOOPFS_TOOL}");
     let argv = [&tool, "--json", "doctor", "--data-dir", DATA_DIR, "--kubelet-dir", KUBELET_ROOT];
-    let output = node.exec(&argv, TOOL_DEADLINE).await?;
+    let output = node.exec(&argv).await?;
     store(env, &format!("node-{}", node.name()), &output.stdout)?;
     judge(output.code == 0, &output.stdout)
         .with_context(|| format!("loopfs doctor on {}: {}{}", node.name(), output.stdout, output.stderr))

@@ -6,8 +6,9 @@ use anyhow::{Context, Result};
 use testvm::session::Session;
 use testvm_cluster::Cluster;
 
+use super::parts::{self, serving};
 use super::runner::NAMESPACE;
-use super::{parts, state_dump, stories};
+use super::{state_dump, stories};
 use crate::test_env::environment::TestEnv;
 use crate::test_env::inventory::Inventory;
 
@@ -15,7 +16,7 @@ use crate::test_env::inventory::Inventory;
 pub(crate) async fn install_driver(session: &Session, cluster: &Cluster) -> Result<()> {
     let env = TestEnv::in_namespace(session, cluster, NAMESPACE)?;
     env.manifests.apply(&env.client).await?;
-    stories::install::served(&env).await
+    serving::served(&env).await
 }
 
 /// Applies the manifests to a cluster with the component that takes snapshots, and waits until the driver serves.

@@ -20,7 +20,7 @@ use super::{console, documents, host_service, state_dump};
 use crate::builds::{self, ProgramProfile};
 use crate::node_options::NodeOptions;
 use crate::nodes;
-use crate::test_env::environment::{RunTimeouts, TestEnv, Timeouts};
+use crate::test_env::environment::{TestEnv, Timeouts};
 use crate::test_env::manifests::Manifests;
 
 /// The name of the suite in the report.
@@ -48,13 +48,6 @@ xfs_quota -x -c 'report -p -n -N -b' /srv/loopfs | awk '
 losetup --list --noheadings --raw --output BACK-FILE
 docker exec kind-control-plane cat /proc/self/mountinfo | awk '
     $5 == \"/\" { complete = 1 } /kubernetes.io.csi/ { print \"mount\", $4, $5 } END { exit !complete }'";
-
-/// The control plane is emulated too.
-const TIMEOUTS: Timeouts = Timeouts {
-    start: Duration::from_secs(600),
-    grow: Duration::from_secs(600),
-    end: Duration::from_secs(600),
-};
 
 /// What a run does on the cluster.
 #[derive(Clone, Copy, Debug)]
@@ -124,7 +117,6 @@ async fn test(
 ) -> Result<()> {
     let Ok(client) = create_cluster(session, report, machine).await else { return Ok(()) };
     let mut env = TestEnv::new(manifests, client, None, namespace)?;
-    env.timeouts = RunTimeouts::new(TIMEOUTS);
     env.reports = Some(reports.to_owned());
     if let Ok(before) = driver_is_ready(session, report, machine).await {
         let nodes = NodeOptions::default();
@@ -200,7 +192,7 @@ async fn check_leaks(session: &Session, report: &mut Report, nothing_left: impl 
 /// Waits until the machine has nothing that it did not have before. The driver deletes data in the background, which no event
 /// announces.
 async fn nothing_left(machine: &KindMachine, before: &str) -> Result<()> {
-    let deadline = Instant::now() + TIMEOUTS.end;
+    let deadline = Instant::now() + Timeouts::FULL.end;
     loop {
         let now = machine.shell(INVENTORY, TOOL_TIMEOUT).await?;
         let more = added_since(before, &now);

@@ -13,8 +13,9 @@ use testvm::steps::{StepFailed, StepResult, Steps};
 use testvm_cluster::KubeletRoot;
 use testvm_cluster::restarts::Watch;
 
+use super::parts::serving;
 use super::state_dump;
-use super::stories::{STORIES, flow, install, removal};
+use super::stories::{STORIES, flow, removal};
 use super::story::{Broken, Run, RunState, Set, Story, When};
 use crate::listing::record_time;
 use crate::node_options::NodeOptions;
@@ -230,7 +231,7 @@ impl<'a> StoryRunner<'a> {
         steps.step(&about("no volume is retained"), removal::retain_none(env)).await?;
         steps.step(&about("no snapshot is left"), snapshots::delete_all(env)).await?;
         steps.step(&about("no pod, claim or volume is left"), removal::delete_objects(env)).await?;
-        steps.step(&about("the driver serves"), install::served(env)).await?;
+        steps.step(&about("the driver serves"), serving::served(env)).await?;
         // A restart in the meantime, for example of a driver that the story left frozen, is not the fault of the next story.
         let restarted = async { watch.unexpected(&env.caused).await.map(drop) };
         steps.step(&about("later restarts count from here"), restarted).await
@@ -274,7 +275,7 @@ fn begin<'a>(session: &'a Session, report: &'a mut Report, name: &'static str, s
 
 #[cfg(test)]
 mod tests {
-    use super::super::stories::{gvisor, names, sabotages, snapshots};
+    use super::super::stories::{gvisor, install, names, sabotages, snapshots};
     use super::*;
 
     /// Runs nothing. `failing` fails, and `can_recover` tells whether the run can go on.

@@ -1,7 +1,5 @@
 //! Changes of the node and of objects of the API that the sabotages of several stories make.
 
-use std::time::Duration;
-
 use anyhow::{Context, Result};
 use k8s_openapi::api::core::v1::{Pod, PodSpec};
 use kube::core::ObjectMeta;
@@ -12,7 +10,6 @@ use crate::test_env::environment::{FOREIGN_NODE, TestEnv};
 use crate::test_env::pods;
 use crate::test_env::rejected_writes::{Rejected, reject};
 
-const TOOL_DEADLINE: Duration = Duration::from_secs(60);
 /// The name of no volume, in the form of one.
 const STRAY: &str = "DATA/volumes/pvc-00000000-0000-4000-8000-000000000000";
 
@@ -21,7 +18,7 @@ pub(super) async fn on_node(env: &TestEnv<'_>, script: impl AsRef<str>) -> Resul
     let node = env.node.context(FOREIGN_NODE)?;
     let tool = format!("{TOOLS_DIR}/{LOOPFS_TOOL}");
     let script = script.as_ref().replace("DATA", DATA_DIR).replace("TOOL", &tool);
-    node.output(&["sh", "-exc", &script], TOOL_DEADLINE).await.map(drop)
+    node.output(&["sh", "-exc", &script]).await.map(drop)
 }
 
 /// Overwrites the files that the pods of the stories wrote, as a driver that mixes up volumes does.

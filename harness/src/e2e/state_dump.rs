@@ -62,9 +62,9 @@ pub(super) async fn write(env: &TestEnv<'_>, dir: &Path) {
 }
 
 /// Writes the state of the cluster and the archive of each node into the directory of a story that failed, before it is
-/// cleaned up: `failures/SCENARIO` in `dir`.
-pub(super) async fn write_failure(session: &Session, env: &TestEnv<'_>, steps: &str, dir: &Path) {
-    let dir = dir.join(FAILURES).join(steps.replace(' ', "-"));
+/// cleaned up: `failures/STORY` in `dir`.
+pub(super) async fn write_failure(session: &Session, env: &TestEnv<'_>, story: &str, dir: &Path) {
+    let dir = dir.join(FAILURES).join(story);
     write(env, &dir).await;
     if let Some(cluster) = env.cluster {
         write_node(session, cluster.node(), &dir).await;

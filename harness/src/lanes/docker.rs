@@ -15,7 +15,7 @@ use testvm::vm::{Disk, DiskMode, Vm};
 use testvm::{cache, packages};
 use testvm_cluster::ContainerImage;
 use testvm_cluster::docker::{DOCKER_DISK, Devices, DockerMachine, bash};
-use testvm_guest::spec::{Mount, Source};
+use testvm_guest::spec::Mount;
 
 use super::libtest::Run;
 use crate::builds::{self, ProgramProfile};
@@ -96,18 +96,12 @@ async fn devices(
         .await?;
     disk::empty_ext4(&path(DOCKER_DISK), DOCKER_MIB).await?;
     let disk = |name: &str, mode| Disk { name: name.to_owned(), image: path(name), mode };
-    let mount = |name: &str, target: &str, fs_type: &str, options: &str| Mount {
-        source: Source::Disk(name.to_owned()),
-        target: target.to_owned(),
-        fs_type: fs_type.to_owned(),
-        options: options.to_owned(),
-    };
     let mut disks = vec![disk(DOCKER_DISK, DiskMode::Scratch), disk(PAYLOAD_DISK, DiskMode::ReadOnly)];
-    let mut mounts = vec![mount(PAYLOAD_DISK, PAYLOAD, "ext4", "ro")];
+    let mut mounts = vec![Mount::of_disk(PAYLOAD_DISK, PAYLOAD, "ext4", "ro")];
     for (name, target, options) in DATA {
         disk::xfs(&path(name), DATA_MIB).await?;
         disks.push(disk(name, DiskMode::Persistent));
-        mounts.push(mount(name, target, "xfs", options));
+        mounts.push(Mount::of_disk(name, target, "xfs", options));
     }
     Ok(Devices { disks, mounts, forwards: Vec::new(), memory_mib: MEMORY_MIB, logs })
 }

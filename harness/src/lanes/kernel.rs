@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use futures::StreamExt;
-use testvm::images::debian_program::{DebianProgram, LOSETUP, MKFS_EXT4, MKFS_XFS};
+use testvm::images::debian_program::{self, DebianProgram, LOSETUP, MKFS_EXT4, MKFS_XFS};
 use testvm::images::disk;
 use testvm::images::kernel::Kernel;
 use testvm::report::{Outcome, Report};
@@ -179,11 +179,7 @@ impl Programs {
         for name in builds::examples(session)? {
             files.push(program(&format!("{EXAMPLES}/{name}"), tests.program(&name)?));
         }
-        // Each program brings the C library of the same suite.
-        let mut debian = BTreeMap::new();
-        for program in DEBIAN_PROGRAMS {
-            debian.extend(program.files(session).await?);
-        }
+        let debian = debian_program::files(session, &DEBIAN_PROGRAMS.each_ref()).await?;
         files.extend(debian.into_iter().map(|(path, host)| program(&path, host)));
         Ok(Programs { init: guest.init, files, power_cut })
     }

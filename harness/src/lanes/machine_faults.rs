@@ -1,11 +1,10 @@
 //! Checks that a machine fails if its kernel logs a fault or one of its disks is corrupt, by a machine with such faults.
 
-use std::collections::BTreeMap;
 use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use testvm::images::debian_program::{DASH, DD};
+use testvm::images::debian_program::{self, DASH, DD};
 use testvm::images::disk;
 use testvm::report::Report;
 use testvm::session::Session;
@@ -74,9 +73,7 @@ async fn machine<'a>(session: &Session, machines: &'a Machines, directory: &Path
         disk::damage_xfs(&image)?;
         disks.push(data_disk(name, &image));
     }
-    let programs = [DASH.files(session).await?, DD.files(session).await?].concat();
-    // Both programs bring the C library of the same suite.
-    let programs: BTreeMap<_, _> = programs.into_iter().collect();
+    let programs = debian_program::files(session, &[&DASH, &DD]).await?;
     let script = format!(
         "echo '<4>{WARNING}' > /dev/kmsg\n\
          # More than the first allocation group has.\n\

@@ -63,5 +63,5 @@ impl Machines {
 
 /// Returns a program at `path` in a machine.
 pub(super) fn program(path: &str, host: PathBuf) -> GuestFile {
-    GuestFile { path: path.to_owned(), mode: 0o755, host }
+    GuestFile { path: path.to_owned(), host }
 }

@@ -1,4 +1,4 @@
-//! The test lanes, ordered by cost: the first run on any machine in seconds, the last needs a cluster.
+//! The test lanes, ordered by cost.
 
 mod again;
 mod apiserver;

@@ -9,7 +9,7 @@ use clap::builder::PossibleValuesParser;
 use super::again::{self, Failed};
 use super::lane::{self, LANES, Lane, LaneArgs, LaneOption};
 
-/// Runs lanes in the order of their cost, and all of them even if one fails. Without --lane, it runs the lanes that CI
+/// Runs lanes, and all of them even if one fails. Without --lane, it runs the lanes that CI
 /// runs, which `cargo harness list` shows without a note. An option of some lanes then selects those of them that CI runs.
 #[derive(Debug, clap::Args)]
 pub struct TestArgs {

@@ -12,7 +12,7 @@ use testvm::packages;
 use testvm::report::Report;
 use testvm::session::Session;
 use testvm::test_machine::{HARDENED, data_disk, xfs};
-use testvm_guest::spec::{Condition, Mount, Service, Source, TestBinary, TestsSpec};
+use testvm_guest::spec::{Condition, Mount, Service, TestBinary, TestsSpec};
 
 use super::ginkgo::{self, ExpectedSkip};
 use super::kernel::TEST;
@@ -121,12 +121,7 @@ pub(super) async fn run(session: &Session, kernel: Option<&str>) -> Result<Repor
 }
 
 fn tests() -> TestsSpec {
-    let kubelet = Mount {
-        source: Source::Name("tmpfs".to_owned()),
-        target: KUBELET.to_owned(),
-        fs_type: "tmpfs".to_owned(),
-        options: HARDENED.to_owned(),
-    };
+    let kubelet = Mount::without_disk("tmpfs", KUBELET, HARDENED);
     TestsSpec {
         mounts: vec![xfs("data", DATA, &format!("prjquota,{HARDENED}")), kubelet],
         services: vec![driver()],

@@ -1,4 +1,4 @@
-//! The unit lane: checks that any machine with cargo can run, in seconds and without root.
+//! The unit lane: checks that need no root and no virtual machine.
 
 use std::path::Path;
 use std::time::Duration;

@@ -24,7 +24,6 @@ const CSI: &str = "csi";
 const FREEZE_LIMIT: Duration = Duration::from_secs(45);
 /// The limit of the last wait of a request to a frozen driver, whose error has the state.
 pub(crate) const REQUEST_LIMIT: Duration = Duration::from_secs(35);
-const TOOL_DEADLINE: Duration = Duration::from_secs(60);
 
 /// Returns the pods whose containers must not restart otherwise: those of the driver, and of snapshot-controller while it is
 /// installed.
@@ -82,7 +81,7 @@ pub(crate) async fn kill_processes(
     found.iter().for_each(|(pod, _)| env.caused.kill(pod, container));
     let mut argv = vec!["sh", "-c", "kill -KILL \"$@\"", "sh"];
     argv.extend(found.iter().map(|(_, process)| process.as_str()));
-    node.output(&argv, TOOL_DEADLINE).await.map(drop)
+    node.output(&argv).await.map(drop)
 }
 
 /// Freezes the driver, awaits `requested`, and kills these containers of each of its pods. So they die before the driver has responded.

@@ -10,9 +10,9 @@ use anyhow::{Context, Result};
 use k8s_openapi::api::apps::v1::{DaemonSet, StatefulSet};
 use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod};
 use k8s_openapi::api::storage::v1::{CSIDriver, StorageClass};
-use kube::api::DynamicObject;
 use kube::{Api, Client, ResourceExt};
 use testvm::session::Session;
+use testvm_cluster::manifests::is_kind;
 use testvm_cluster::restarts::Caused;
 use testvm_cluster::{Cluster, Node, objects};
 
@@ -173,7 +173,7 @@ impl<'a> TestEnv<'a> {
         Ok(TestEnv { timeouts: self.timeouts.clone(), ..other })
     }
 
-    /// Returns the environment of a benchmark, which works in a namespace of its own.
+    /// Returns the environment of a run on a cluster, in this namespace.
     pub(crate) fn in_namespace(
         session: &Session,
         cluster: &'a Cluster,
@@ -204,9 +204,8 @@ impl<'a> TestEnv<'a> {
 
     /// Returns the names of the driver's Deployments.
     pub(crate) fn deployments(&self) -> Vec<String> {
-        let is_deployment =
-            |object: &&DynamicObject| object.types.as_ref().is_some_and(|types| types.kind == "Deployment");
-        self.manifests.objects().iter().filter(is_deployment).map(ResourceExt::name_any).collect()
+        let objects = self.manifests.objects().iter();
+        objects.filter(|object| is_kind(object, "Deployment")).map(ResourceExt::name_any).collect()
     }
 
     /// Returns the driver's pods that are not being deleted.

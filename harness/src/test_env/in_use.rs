@@ -8,7 +8,7 @@ use testvm_cluster::objects;
 use super::environment::TestEnv;
 use super::sizes::Size;
 use super::users::User;
-use super::workload::VolumeMode;
+use super::workload::{VolumeMode, name_of};
 use super::{claims, pods};
 
 /// The size of new volumes, and by how much each expansion enlarges them.
@@ -24,7 +24,7 @@ pub(crate) struct InUse {
 impl InUse {
     /// Begins the names of the claims and the pods with `prefix`.
     pub(crate) fn of(prefix: &str) -> InUse {
-        let claim = |mode: VolumeMode| (format!("{prefix}-{}", mode.as_str().to_lowercase()), mode);
+        let claim = |mode: VolumeMode| (name_of(prefix, mode), mode);
         let claims = vec![claim(VolumeMode::Filesystem), claim(VolumeMode::Block)];
         let writer = User { name: format!("{prefix}-writer"), claims };
         InUse { writer, reader: format!("{prefix}-reader"), size: STEP }

@@ -2,7 +2,6 @@
 //! devices, mounts. An entry that a run adds and does not remove has leaked.
 
 use std::collections::BTreeMap;
-use std::time::Duration;
 
 use anyhow::{Context, Result};
 use nix::sys::stat::makedev;
@@ -16,9 +15,6 @@ use crate::nodes::{DATA_DIR, KUBELET_DATA_DIR};
 
 /// Number of walks of the data directory after which a deletion that goes on is an error.
 const MAX_WALKS: u32 = 20;
-
-/// The timeout of each tool on a busy emulated processor.
-const TOOL_DEADLINE: Duration = Duration::from_secs(60);
 
 /// losetup of util-linux, which a node may not have itself.
 const LOSETUP: &str = "/usr/sbin/losetup";
@@ -38,7 +34,7 @@ impl Inventory {
         let records = projects::records(node).await?;
         let (losetup, columns) = (node.inspection_program(LOSETUP), "BACK-MAJ:MIN,BACK-INO,BACK-FILE");
         let list = [&losetup, "--list", "--noheadings", "--raw", "--output", columns];
-        let loops = node.output(&list, TOOL_DEADLINE).await?;
+        let loops = node.output(&list).await?;
         let mounts = mounts(node).await?;
         let files = Files::parse(still_there(&files)?)?;
         let loops = parse_loops(&loops, &files)?;
@@ -76,7 +72,7 @@ async fn walk(node: &Node) -> Result<ExecOutput> {
     let find = ["find", DATA_DIR, "-path", KUBELET_DATA_DIR, "-prune", "-o", "-printf", "%y %D %i %P\\0"];
     let mut walks = 0;
     loop {
-        let found = node.exec(&find, TOOL_DEADLINE).await?;
+        let found = node.exec(&find).await?;
         walks += 1;
         if walks == MAX_WALKS || !is_ended_by_deletion(&found) {
             return Ok(found);

@@ -75,7 +75,7 @@ pub(crate) async fn is_met(node: &Node, condition: &[&str]) -> Result<bool> {
 /// Stores the archive of `dbg bundle` of a node at `path`.
 pub(crate) async fn store_bundle(node: &Node, path: &Path) -> Result<()> {
     let dbg = program();
-    let encoded = node.output(&["sh", "-c", BUNDLE, "sh", &dbg], TIMEOUT).await?;
+    let encoded = node.output_within(&["sh", "-c", BUNDLE, "sh", &dbg], TIMEOUT).await?;
     let ByteString(archive) =
         serde_json::from_value(json!(encoded.trim())).context("decode the archive of dbg bundle")?;
     fs::write(path, archive).with_context(|| format!("write {}", path.display()))
@@ -84,7 +84,7 @@ pub(crate) async fn store_bundle(node: &Node, path: &Path) -> Result<()> {
 async fn run_within(node: &Node, args: &[&str], timeout: Duration) -> Result<ExecOutput> {
     let dbg = program();
     let argv: Vec<&str> = [dbg.as_str()].into_iter().chain(args.iter().copied()).collect();
-    node.exec(&argv, timeout).await
+    node.exec_within(&argv, timeout).await
 }
 
 fn program() -> String {

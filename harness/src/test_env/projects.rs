@@ -46,15 +46,15 @@ pub(crate) struct Projects {
 impl Projects {
     pub(crate) async fn read(node: &Node) -> Result<Projects> {
         // Delayed allocation is charged when it is written, and the frees of deleted files are deferred.
-        node.output(&["sync", "--file-system", DATA_DIR], TOOL_DEADLINE).await?;
+        node.output_within(&["sync", "--file-system", DATA_DIR], TOOL_DEADLINE).await?;
         let records = records(node).await?;
         // A published volume is on the same file system, so `-xdev` does not leave it out.
         let find = format!(
             "find {DATA_DIR} {KUBELET_ROOT} -xdev -ignore_readdir_race -path '*/kubernetes.io~csi/*/mount' -prune -o \
              -type d -exec lsattr -pd {{}} + 2>/dev/null || true"
         );
-        let directories = node.output(&["sh", "-c", &find], TOOL_DEADLINE).await?;
-        let listed = node.output(&["cat", LIST_OF_KUBELET], TOOL_DEADLINE).await?;
+        let directories = node.output_within(&["sh", "-c", &find], TOOL_DEADLINE).await?;
+        let listed = node.output_within(&["cat", LIST_OF_KUBELET], TOOL_DEADLINE).await?;
         Ok(Projects { records, directories: parse_directories(&directories)?, listed: parse_list(&listed)? })
     }
 
@@ -124,7 +124,7 @@ impl Projects {
 /// Returns the quota records of the projects on the data disk that have a limit or a use.
 pub(crate) async fn records(node: &Node) -> Result<BTreeMap<u32, Record>> {
     let tool = format!("{TOOLS_DIR}/{LOOPFS_TOOL}");
-    parse_records(&node.output(&[&tool, "--json", "quota", "list", DATA_DIR], TOOL_DEADLINE).await?)
+    parse_records(&node.output_within(&[&tool, "--json", "quota", "list", DATA_DIR], TOOL_DEADLINE).await?)
 }
 
 /// Parses the list of the tool. Where limits are not enforced, it would miss projects.

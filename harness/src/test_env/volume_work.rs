@@ -1,7 +1,6 @@
 //! The work of a node for volumes, as its kernel shows it: bound loop devices, and the programs that the kubelet started.
 
 use std::collections::BTreeSet;
-use std::time::Duration;
 
 use anyhow::Result;
 use testvm_cluster::Node;
@@ -13,8 +12,6 @@ pub(crate) const VOLUME_PROGRAMS: [&str; 6] =
 /// The name of the kubelet's process.
 pub(crate) const KUBELET: &str = "kubelet";
 
-const LIST_TIMEOUT: Duration = Duration::from_secs(60);
-
 /// Returns those programs of `started` that the kubelet started for volumes.
 pub(crate) fn by_kubelet_for_volumes(started: &[StartedProgram]) -> impl Iterator<Item = &StartedProgram> {
     started.iter().filter(|program| program.by == KUBELET && VOLUME_PROGRAMS.contains(&program.name()))
@@ -24,6 +21,6 @@ pub(crate) fn by_kubelet_for_volumes(started: &[StartedProgram]) -> impl Iterato
 pub(crate) async fn loop_devices(node: &Node) -> Result<BTreeSet<String>> {
     let list = "for device in /sys/block/loop*/loop; do \
                 if read -r file 2>/dev/null < \"$device/backing_file\"; then echo \"$device $file\"; fi; done";
-    let output = node.output(&["sh", "-c", list], LIST_TIMEOUT).await?;
+    let output = node.output(&["sh", "-c", list]).await?;
     Ok(output.lines().map(str::to_owned).collect())
 }

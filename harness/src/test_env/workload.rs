@@ -1,14 +1,19 @@
 //! The objects of the stories, as a user would write them.
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use k8s_openapi::api::apps::v1::StatefulSet;
 use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod};
-use serde_json::{Value, json};
-use testvm_cluster::workload::{self, PodProgram};
+use serde_json::json;
+use testvm_cluster::workload::{self, PodProgram, typed};
 pub(crate) use testvm_cluster::workload::{Held, VolumeMode, create_namespace};
 
 use super::sizes::Size;
 use crate::nodes::{SHELL, VOLUME_CHECK};
+
+/// Returns the name of an object of a volume of this mode.
+pub(crate) fn name_of(prefix: &str, mode: VolumeMode) -> String {
+    format!("{prefix}-{}", mode.as_str().to_lowercase())
+}
 
 /// The command of a pod that only keeps its claims.
 const HOLD: &[&str] = &["/volume-check", "hold"];
@@ -100,8 +105,4 @@ pub(crate) fn scratch_pod(name: &str, size_limit: Size, held: &[Held<'_>]) -> Re
         container.volume_mounts.get_or_insert_default().push(mount);
     }
     Ok(pod)
-}
-
-fn typed<K: serde::de::DeserializeOwned>(value: Value) -> Result<K> {
-    serde_json::from_value(value).context("an object of the test is not what its type says")
 }

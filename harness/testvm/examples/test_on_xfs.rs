@@ -68,7 +68,7 @@ async fn run(session: &Session, init: &Path, test: &Path) -> Result<Report> {
         kernel: &kernel,
         hypervisor: &hypervisor,
         init,
-        files: vec![GuestFile { path: TEST.to_owned(), mode: 0o755, host: test.to_owned() }],
+        files: vec![GuestFile { path: TEST.to_owned(), host: test.to_owned() }],
         memory_mib: MEMORY_MIB,
         disks: vec![test_machine::data_disk(DISK, &image)],
         tests: TestsSpec {

@@ -216,6 +216,16 @@ pub(crate) fn replace_file(path: &Path, text: &str, mode: u32) -> Result<()> {
     replace().with_context(|| format!("write {}", path.display()))
 }
 
+/// Removes a file. A missing file is not an error.
+pub fn remove_file(path: &Path) -> Result<()> {
+    match std::fs::remove_file(path) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+            Err(error).with_context(|| format!("remove {}", path.display()))
+        }
+        _ => Ok(()),
+    }
+}
+
 /// Removes a directory with its content. A missing directory is not an error.
 pub fn remove_dir(path: &Path) -> Result<()> {
     match std::fs::remove_dir_all(path) {

@@ -32,6 +32,8 @@ impl CargoTool {
                 .arg("--root")
                 .arg(directory)
                 .arg(name)
+                // Some of these crates ask for fat LTO, which takes longer than their programs run.
+                .env("CARGO_PROFILE_RELEASE_LTO", "off")
                 .env("CARGO_TARGET_DIR", scratch.path())
                 .env("CARGO_BUILD_BUILD_DIR", scratch.path())
                 .on_stderr_line(step.line_notes())

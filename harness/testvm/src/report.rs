@@ -11,6 +11,7 @@ use anyhow::{Context, Result};
 use quick_junit::{NonSuccessKind, TestCase, TestCaseStatus, TestSuite};
 use serde::{Deserialize, Serialize};
 
+use crate::cache;
 use crate::excerpt::excerpt;
 use crate::progress::{Step, seconds};
 use crate::versions::{self, Used};
@@ -279,10 +280,7 @@ impl ReportFiles {
     /// report.
     pub fn begin(directory: PathBuf, project: &'static str) -> Result<ReportFiles> {
         for name in [JUNIT, JSON, TEXT, VERSIONS] {
-            let path = directory.join(name);
-            if path.exists() {
-                fs::remove_file(&path).with_context(|| format!("remove {}", path.display()))?;
-            }
+            cache::remove_file(&directory.join(name))?;
         }
         Ok(ReportFiles { directory, project })
     }

@@ -166,7 +166,7 @@ impl Session {
         async move {
             match self.cancel.run_until_cancelled(work).await {
                 Some(result) => result,
-                None => anyhow::bail!("stopped before it ended"),
+                None => anyhow::bail!("the run was stopped"),
             }
         }
     }
@@ -208,7 +208,7 @@ impl Workspace {
         std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| self.root.join("target"), PathBuf::from)
     }
 
-    /// Returns the directory of the reports and logs of the run `name`. Each run recreates it.
+    /// Returns the directory of the reports and logs of the run `name`.
     pub fn reports(&self, name: &str) -> PathBuf {
         self.target().join(name)
     }

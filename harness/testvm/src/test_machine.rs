@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use testvm_guest::report::{End, Message, TestBinaryResult};
-use testvm_guest::spec::{Mode, Mount, Source, TestsSpec};
+use testvm_guest::spec::{Mode, Mount, TestsSpec};
 
 use crate::images::kernel::Kernel;
 use crate::progress::Step;
@@ -147,10 +147,5 @@ pub fn data_disk(name: &str, image: &Path) -> Disk {
 
 /// Returns a mount of a disk's XFS at `target`.
 pub fn xfs(disk: &str, target: &str, options: &str) -> Mount {
-    Mount {
-        source: Source::Disk(disk.to_owned()),
-        target: target.to_owned(),
-        fs_type: "xfs".to_owned(),
-        options: options.to_owned(),
-    }
+    Mount::of_disk(disk, target, "xfs", options)
 }

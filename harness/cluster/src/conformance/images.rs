@@ -1,12 +1,12 @@
 //! The container images of the pods of the storage tests: programs of the Go module and of Debian, under the names of the
 //! originals.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 use testvm::cache::Recipe;
-use testvm::images::debian_program::{DASH, DD, DebianProgram};
+use testvm::images::debian_program::{self, DASH, DD};
 use testvm::images::oci::{Entry, Image};
 use testvm::images::shell;
 use testvm::process::Program;
@@ -39,7 +39,7 @@ pub(super) async fn archives(
     programs: &Programs<'_>,
 ) -> Result<Vec<PathBuf>> {
     let busybox = shell::busybox(session).await?;
-    let debian = debian_programs(session, &[&DASH, &DD]).await?;
+    let debian = debian_program::files(session, &[&DASH, &DD]).await?;
     let commands =
         Program::new(&busybox).arg("--list").run().await.context("list the commands of busybox")?;
     let commands: Vec<&str> = commands.stdout.lines().collect();
@@ -79,19 +79,6 @@ fn references(listed: &str, registry: &str, name: &str) -> Result<Vec<String>> {
     Ok(found.into_iter().map(str::to_owned).collect())
 }
 
-/// Returns the files of programs of Debian. Their C library is the same.
-async fn debian_programs(session: &Session, programs: &[&DebianProgram]) -> Result<Vec<(String, PathBuf)>> {
-    let mut files: Vec<(String, PathBuf)> = Vec::new();
-    for program in programs {
-        for (path, host) in program.files(session).await? {
-            if files.iter().all(|(other, _)| *other != path) {
-                files.push((path, host));
-            }
-        }
-    }
-    Ok(files)
-}
-
 /// Adds everything that an image has to a recipe.
 fn described(mut recipe: Recipe, image: &Image) -> Result<Recipe> {
     let Image { references, entrypoint, command, entries } = image;
@@ -114,7 +101,7 @@ fn agnhost(agnhost: &Path, busybox: &Path, commands: &[&str]) -> Image {
 }
 
 /// The image for tests that need programs of GNU. Its other commands are those of busybox.
-fn glibc(debian: &[(String, PathBuf)], busybox: &Path, commands: &[&str]) -> Image {
+fn glibc(debian: &BTreeMap<String, PathBuf>, busybox: &Path, commands: &[&str]) -> Image {
     let mut entries = busybox_entries(busybox, commands, &OF_DEBIAN);
     entries
         .extend(debian.iter().map(|(path, host)| Entry::Program { path: path.clone(), host: host.clone() }));

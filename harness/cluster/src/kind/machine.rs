@@ -11,7 +11,7 @@ use testvm::cache;
 use testvm::images::disk;
 use testvm::session::Session;
 use testvm::vm::{Disk, DiskMode, Forward};
-use testvm_guest::spec::{Mount, Source};
+use testvm_guest::spec::Mount;
 
 use super::parts::{KindParts, MEMORY_MIB};
 use crate::docker::{DOCKER_DISK, Devices, bash};
@@ -86,12 +86,7 @@ impl KindMachine {
                 Disk { name: PAYLOAD_DISK.into(), image: payload, mode: DiskMode::ReadOnly },
                 Disk { name: SPARE_DISK.into(), image: spare, mode: DiskMode::Scratch },
             ],
-            mounts: vec![Mount {
-                source: Source::Disk(PAYLOAD_DISK.into()),
-                target: PROGRAMS.into(),
-                fs_type: "ext4".into(),
-                options: "ro".into(),
-            }],
+            mounts: vec![Mount::of_disk(PAYLOAD_DISK, PROGRAMS, "ext4", "ro")],
             forwards: vec![Forward { host: api_server, guest_port: API_PORT }],
             memory_mib: MEMORY_MIB,
             logs: logs.to_owned(),

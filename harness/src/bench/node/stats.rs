@@ -33,7 +33,6 @@ const DIRECTORIES_PER_POD: u64 = 10;
 const SIZE_LIMIT: &str = "64Mi";
 /// Limits the creation of one emptyDir's files.
 const FILL_TIMEOUT: Duration = Duration::from_secs(120);
-const LIST_TIMEOUT: Duration = Duration::from_secs(60);
 /// Nothing announces that the kubelet has measured a volume.
 const POLL_INTERVAL: Duration = Duration::from_secs(2);
 const MEASURE_TIMEOUT: Duration = Duration::from_secs(1800);
@@ -158,7 +157,7 @@ fn volume(source: Source, number: u64) -> String {
 /// Creates the files in the emptyDirs of all pods of one kind, from the node.
 async fn fill(node: &Node, source: Source, count: u64, step: &Step) -> Result<()> {
     let list = format!("ls -d {KUBELET_ROOT}/pods/*/volumes/kubernetes.io~empty-dir/{}-*", source.noun());
-    let listed = node.output(&["sh", "-c", &list], LIST_TIMEOUT).await?;
+    let listed = node.output(&["sh", "-c", &list]).await?;
     let directories: Vec<String> = listed.lines().map(str::to_owned).collect();
     anyhow::ensure!(
         directories.len() as u64 == count,

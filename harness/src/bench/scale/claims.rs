@@ -211,17 +211,3 @@ fn annotated<const N: usize>(annotations: [(&str, &str); N]) -> Value {
 fn volume_name(number: u64) -> String {
     format!("pvc-00000000-0000-4000-8000-{number:012}")
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_bound_claim_has_five_annotations() {
-        let annotations = bound_annotations("node-b");
-        assert_eq!(annotations.len(), 5);
-        assert_eq!(annotations.get(SELECTED_NODE).map(String::as_str), Some("node-b"));
-        assert!(PROVISIONER.iter().all(|key| annotations[*key] == DRIVER));
-        assert_eq!(volume_name(7).len(), "pvc-".len() + 36);
-    }
-}

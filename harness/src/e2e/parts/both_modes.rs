@@ -4,7 +4,7 @@ use anyhow::Result;
 
 use crate::test_env::environment::TestEnv;
 use crate::test_env::sizes::Size;
-use crate::test_env::workload::{Held, VolumeMode, holder_of};
+use crate::test_env::workload::{Held, VolumeMode, holder_of, name_of};
 use crate::test_env::{claims, pods};
 
 /// The modes, and the path of each volume in a pod.
@@ -16,17 +16,13 @@ pub(in crate::e2e) const FILES: [(VolumeMode, &str); 2] =
 
 /// Returns the names of both claims.
 pub(in crate::e2e) fn claims_of(name: &str) -> [String; 2] {
-    VOLUMES.map(|(mode, _)| claim_of(name, mode))
-}
-
-pub(in crate::e2e) fn claim_of(name: &str, mode: VolumeMode) -> String {
-    format!("{name}-{}", mode.as_str().to_lowercase())
+    VOLUMES.map(|(mode, _)| name_of(name, mode))
 }
 
 /// Starts a pod with new claims, whose names begin with its own.
 pub(in crate::e2e) async fn start_new(env: &TestEnv<'_>, name: &str, size: Size) -> Result<()> {
     for (mode, _) in VOLUMES {
-        claims::request(env, &claim_of(name, mode), size, mode).await?;
+        claims::request(env, &name_of(name, mode), size, mode).await?;
     }
     start(env, name, name, false).await
 }

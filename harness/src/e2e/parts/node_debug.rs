@@ -16,7 +16,6 @@ use crate::test_env::claims;
 use crate::test_env::environment::TestEnv;
 use crate::test_env::node_debug::{grant_driver_logs, is_met, run as dbg, wait};
 
-const TOOL_DEADLINE: Duration = Duration::from_secs(60);
 /// The poll interval for rights.
 const POLL_INTERVAL: Duration = Duration::from_secs(1);
 
@@ -143,17 +142,15 @@ async fn bundle(node: &Node) -> Result<()> {
     let dbg = format!("{TOOLS_DIR}/{DBG}");
     for component in LOGS {
         let file = if component == "kernel" { "/dev/kmsg".to_owned() } else { log_file(component) };
-        let found = node
-            .output(&["sh", "-c", LOG_SECRET, "sh", &dbg, component, &file, SECRET], TOOL_DEADLINE)
-            .await?;
+        let found = node.output(&["sh", "-c", LOG_SECRET, "sh", &dbg, component, &file, SECRET]).await?;
         anyhow::ensure!(found.contains(SECRET), "dbg logs {component} prints {found:?}");
     }
     let source = format!("https://user:{SECRET}@example.invalid/");
     let (mount, umount) = (node.inspection_program(MOUNT), node.inspection_program(UMOUNT));
-    node.output(&["mkdir", "-p", SECRET_MOUNT], TOOL_DEADLINE).await?;
-    node.output(&[&mount, "-t", "tmpfs", &source, SECRET_MOUNT], TOOL_DEADLINE).await?;
+    node.output(&["mkdir", "-p", SECRET_MOUNT]).await?;
+    node.output(&[&mount, "-t", "tmpfs", &source, SECRET_MOUNT]).await?;
     let checked = check_bundle(node).await;
-    node.output(&[&umount, SECRET_MOUNT], TOOL_DEADLINE).await?;
+    node.output(&[&umount, SECRET_MOUNT]).await?;
     checked
 }
 

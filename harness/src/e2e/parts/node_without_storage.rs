@@ -1,8 +1,6 @@
 //! A node that never had a data file system: its pod of the driver must be available, or it would stop a rollout to the nodes that have
 //! one. Once a file system is mounted there, the driver serves it without a restart.
 
-use std::time::Duration;
-
 use anyhow::{Context, Result};
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::storage::v1::CSIStorageCapacity;
@@ -16,8 +14,6 @@ use super::serving::{rolled_out, serves};
 use crate::nodes::{DATA_DIR, DATA_OPTIONS};
 use crate::test_env::environment::TestEnv;
 use crate::test_env::node_debug;
-
-const TOOL_DEADLINE: Duration = Duration::from_secs(60);
 
 pub(in crate::e2e) async fn run(steps: &mut Steps<'_>, env: &TestEnv<'_>, node: &Node) -> StepResult {
     let available = rolled_out(env, None, 2);
@@ -52,16 +48,16 @@ async fn arrives(env: &TestEnv<'_>, node: &Node) -> Result<()> {
 
 /// Returns the path of the node's data disk.
 pub(in crate::e2e) async fn data_disk(node: &Node) -> Result<String> {
-    let device = node.output(&["blkid", "--match-token", "TYPE=xfs", "--output", "device"], TOOL_DEADLINE);
+    let device = node.output(&["blkid", "--match-token", "TYPE=xfs", "--output", "device"]);
     Ok(device.await.context("find the data disk")?.trim().to_owned())
 }
 
 /// Mounts the node's data disk.
 pub(in crate::e2e) async fn mount_disk(node: &Node) -> Result<()> {
     let device = data_disk(node).await?;
-    node.output(&["mkdir", "--parents", DATA_DIR], TOOL_DEADLINE).await?;
+    node.output(&["mkdir", "--parents", DATA_DIR]).await?;
     let mount = ["mount", "-t", "xfs", "-o", DATA_OPTIONS, &device, DATA_DIR];
-    node.output(&mount, TOOL_DEADLINE).await.map(drop)
+    node.output(&mount).await.map(drop)
 }
 
 /// Returns the driver's pod on a node.

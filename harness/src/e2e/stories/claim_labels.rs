@@ -16,7 +16,7 @@ use tokio::time::{Instant, sleep};
 
 use crate::e2e::parts::component;
 use crate::e2e::story::{Run, Sabotage, Story, When};
-use crate::test_env::claim_labels::until_recorded;
+use crate::test_env::claim_labels::{NAME, until_recorded};
 use crate::test_env::claims::SELECTED_NODE;
 use crate::test_env::environment::TestEnv;
 use crate::test_env::in_use::InUse;
@@ -108,15 +108,14 @@ async fn scale_controller(env: &TestEnv<'_>, replicas: i32) -> Result<()> {
 async fn remove_labels(env: &TestEnv<'_>) -> Result<()> {
     scale_controller(env, 0).await?;
     let bindings: Api<MutatingAdmissionPolicyBinding> = Api::all(env.client.clone());
-    let policy = "loopfs-claim-labels";
-    objects::delete(&bindings, policy).await?;
+    objects::delete(&bindings, NAME).await?;
     let label = format!("{}/node", env.driver.name);
     let patch = json!({"metadata": {"labels": {&label: null}}});
     let deadline = Instant::now() + env.timeouts.end;
     for claim in objects::list(&env.claims(), "").await? {
         // The API server applies the policy until it has noticed the deletion, which no event announces.
         while objects::patch(&env.claims(), &claim.name_any(), &patch).await?.labels().contains_key(&label) {
-            anyhow::ensure!(Instant::now() < deadline, "the API server still applies the policy {policy}");
+            anyhow::ensure!(Instant::now() < deadline, "the API server still applies the policy {NAME}");
             sleep(POLL_INTERVAL).await;
         }
     }

@@ -10,14 +10,14 @@ use testvm::steps::{StepResult, Steps};
 use testvm_cluster::objects;
 use testvm_cluster::waiting::until_event;
 
-use crate::e2e::parts::both_modes::{self, FILES, claim_of, claims_of};
+use crate::e2e::parts::both_modes::{self, FILES, claims_of};
 use crate::e2e::sabotages::overwrite_files;
 use crate::e2e::story::{Run, Sabotage, Story, When};
 use crate::test_env::claims;
 use crate::test_env::environment::TestEnv;
 use crate::test_env::pods::end;
 use crate::test_env::sizes::Size;
-use crate::test_env::workload::claim;
+use crate::test_env::workload::{claim, name_of};
 
 pub(in crate::e2e) const STORY: Story = Story {
     name: "clones",
@@ -76,14 +76,14 @@ async fn run(steps: &mut Steps<'_>, env: &TestEnv<'_>) -> StepResult {
 async fn create_claims(env: &TestEnv<'_>, name: &str, source: Option<&str>) -> Result<()> {
     for (mode, _) in FILES {
         let class = env.driver.class_name();
-        let mut object = claim(&claim_of(name, mode), &class, Size::mebibytes(2), mode, "ReadWriteOnce")?;
+        let mut object = claim(&name_of(name, mode), &class, Size::mebibytes(2), mode, "ReadWriteOnce")?;
         let spec = object.spec.get_or_insert_default();
         let requests = spec.resources.get_or_insert_default().requests.get_or_insert_default();
         requests.insert("storage".into(), Quantity(DECIMAL_SIZE.into()));
         spec.data_source = source.map(|source| TypedLocalObjectReference {
             api_group: None,
             kind: "PersistentVolumeClaim".into(),
-            name: claim_of(source, mode),
+            name: name_of(source, mode),
         });
         claims::create(env, &object).await?;
     }

@@ -2,7 +2,6 @@
 //! with volumes must end all the same, and the cleanup follows when the disk is mounted again.
 
 use std::collections::BTreeSet;
-use std::time::Duration;
 
 use anyhow::Result;
 use kube::ResourceExt;
@@ -11,9 +10,9 @@ use testvm::steps::{StepResult, Steps};
 use testvm_cluster::waiting::{State, until};
 use testvm_cluster::{KubeletRoot, Node, objects};
 
-use super::install;
 use crate::e2e::parts::both_modes;
 use crate::e2e::parts::node_without_storage::{driver_pod, mount_disk};
+use crate::e2e::parts::serving;
 use crate::e2e::sabotages::reject_writes;
 use crate::e2e::story::{Run, Sabotage, Story, When};
 use crate::nodes::DATA_DIR;
@@ -48,13 +47,12 @@ const TEXT: &str = "after the restart";
 
 const WITHOUT_DISK: &str = "pods end although the driver restarts without its disk";
 const DRIVER: &str = "csi";
-const TOOL_DEADLINE: Duration = Duration::from_secs(60);
 
 async fn run(steps: &mut Steps<'_>, env: &TestEnv<'_>, kubelet_root: KubeletRoot) -> StepResult {
     let started = both_modes::start_new(env, RUNNING, SIZE);
     steps.step("a pod uses a mounted and a block volume", started).await?;
     steps.step("replace the driver's pods", replace(env)).await?;
-    steps.step("the new pods are ready and serve requests", install::served(env)).await?;
+    steps.step("the new pods are ready and serve requests", serving::served(env)).await?;
     let running = async {
         both_modes::write(env, RUNNING, TEXT).await?;
         both_modes::check_text(env, RUNNING, TEXT).await
@@ -77,12 +75,12 @@ async fn without_disk(steps: &mut Steps<'_>, env: &TestEnv<'_>, node: &Node) -> 
     let ended = async { tokio::try_join!(end(env, RUNNING), end(env, NEW)).map(drop) };
     steps.step(WITHOUT_DISK, ended).await?;
     steps.step("the disk is mounted again", mount_disk(node)).await?;
-    steps.step("the driver serves requests again", install::served(env)).await
+    steps.step("the driver serves requests again", serving::served(env)).await
 }
 
 async fn lose_disk(env: &TestEnv<'_>, node: &Node) -> Result<()> {
     // The driver and the volumes have open files there.
-    node.output(&["umount", "--lazy", DATA_DIR], TOOL_DEADLINE).await?;
+    node.output(&["umount", "--lazy", DATA_DIR]).await?;
     kill(env, node, &driver_pod(env, node).await?, DRIVER).await.map(drop)
 }
 

@@ -12,7 +12,7 @@ use testvm_cluster::waiting::until_event;
 use testvm_cluster::{Node, objects};
 
 use super::flow::check_mount_options;
-use crate::e2e::sabotages::replace_pod;
+use crate::e2e::sabotages::{named, replace_pod};
 use crate::e2e::story::{Run, Sabotage, Story, When};
 use crate::test_env::environment::TestEnv;
 use crate::test_env::sizes::Size;
@@ -99,7 +99,7 @@ fn of_class(mut pod: Pod, runtime_class: &str) -> Pod {
 /// Creates the StorageClass of the driver with the mount option `noexec` in addition.
 async fn create_noexec_class(env: &TestEnv<'_>) -> Result<()> {
     let mut class = env.driver.class.clone();
-    class.metadata = kube::core::ObjectMeta { name: Some(CLASS.to_owned()), ..Default::default() };
+    class.metadata = named(CLASS);
     class.mount_options.get_or_insert_default().push("noexec".to_owned());
     objects::create(&classes(env), &class).await.map(drop)
 }

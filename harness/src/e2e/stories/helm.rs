@@ -7,8 +7,9 @@ use serde_json::json;
 use testvm::steps::{StepResult, Steps};
 use testvm_cluster::{Cluster, objects};
 
-use super::{install, removal};
+use super::removal;
 use crate::e2e::doctor;
+use crate::e2e::parts::serving;
 use crate::e2e::sabotages::reject_writes;
 use crate::e2e::story::{Run, Sabotage, Story, When};
 use crate::helm::{Helm, RELEASE, is_kept};
@@ -42,7 +43,7 @@ async fn run(steps: &mut Steps<'_>, env: &TestEnv<'_>, cluster: &Cluster) -> Ste
     let driver = steps.step("list the pods of the driver", uids(env)).await?;
     let taken = async {
         helm.take_ownership(&kubeconfig, &values).await?;
-        install::served(env).await?;
+        serving::served(env).await?;
         check_uids(env, &driver).await
     };
     steps.step("helm install --take-ownership replaces no pod of the driver", taken).await?;
@@ -73,7 +74,7 @@ async fn run(steps: &mut Steps<'_>, env: &TestEnv<'_>, cluster: &Cluster) -> Ste
     steps.step("without the driver, the pods have their volumes", in_use.check(env)).await?;
     let installed = async {
         helm.install(&kubeconfig, RELEASE, &values).await?;
-        install::served(env).await
+        serving::served(env).await
     };
     steps.step("helm install: the pods are ready, and the node offers the driver", installed).await?;
     steps.step("loopfs doctor finds nothing missing", doctor::in_containers(env)).await?;
@@ -96,7 +97,7 @@ async fn run(steps: &mut Steps<'_>, env: &TestEnv<'_>, cluster: &Cluster) -> Ste
         note.check(env).await?;
         objects::delete(&config_maps(env), Note::NAME).await?;
         env.manifests.apply(&env.client).await?;
-        install::served(env).await
+        serving::served(env).await
     };
     steps.step("helm uninstall, and the manifests install the driver again", with_manifests).await
 }

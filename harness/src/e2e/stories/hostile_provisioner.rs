@@ -1,8 +1,6 @@
 //! An attacker who controls the provisioner's container tries to reach the volumes and the node. The program of the attack runs with
 //! the user, the capabilities, the namespaces and the filter of system calls of that container.
 
-use std::time::Duration;
-
 use anyhow::{Context, Result};
 use kube::ResourceExt;
 use serde_json::json;
@@ -48,7 +46,6 @@ install -d -m 0777 \"$1\"
 install -m 0755 \"$2\" \"$1/program\"
 install -m 4755 \"$2\" \"$1/as-root\"
 install -m 0600 /dev/null \"$1/secret\"";
-const TOOL_DEADLINE: Duration = Duration::from_secs(60);
 
 /// What is attacked, and with which program.
 struct Attack<'a> {
@@ -87,7 +84,7 @@ impl<'a> Attack<'a> {
     async fn as_root(&self) -> Result<()> {
         self.place("").await?;
         let argv = [&["unshare", "--mount"], self.argv().as_slice()].concat();
-        let outcomes = self.node.output(&argv, TOOL_DEADLINE).await;
+        let outcomes = self.node.output(&argv).await;
         self.remove("").await?;
         let outcomes = outcomes?;
         let failed = lines(&outcomes, "denied: ")?;
@@ -124,12 +121,12 @@ impl<'a> Attack<'a> {
     async fn place(&self, root: &str) -> Result<()> {
         let directory = format!("{root}{DIRECTORY}");
         let argv = ["sh", "-ec", PLACE, "sh", &directory, &self.program];
-        self.node.output(&argv, TOOL_DEADLINE).await.map(drop)
+        self.node.output(&argv).await.map(drop)
     }
 
     async fn remove(&self, root: &str) -> Result<()> {
         let directory = format!("{root}{DIRECTORY}");
-        self.node.output(&["rm", "-r", &directory], TOOL_DEADLINE).await.map(drop)
+        self.node.output(&["rm", "-r", &directory]).await.map(drop)
     }
 }
 

@@ -1,8 +1,6 @@
 //! The manifests are applied, the driver's pods become ready, the node registers the driver, and `loopfs doctor` finds nothing
 //! missing.
 
-use std::time::Duration;
-
 use anyhow::{Context, Result};
 use k8s_openapi::api::core::v1::Node as NodeObject;
 use kube::Api;
@@ -15,8 +13,7 @@ use testvm_cluster::{Node, objects};
 
 use crate::e2e::doctor;
 use crate::e2e::parts::node_without_storage::{data_disk, mount_disk};
-use crate::e2e::parts::serving::offered;
-pub(in crate::e2e) use crate::e2e::parts::serving::{ready, served, serves};
+use crate::e2e::parts::serving::{offered, ready};
 use crate::e2e::story::{Run, RunState, Sabotage, Story, When};
 use crate::nodes::DATA_DIR;
 use crate::test_env::disturbances::replace_pods_if_any;
@@ -37,8 +34,6 @@ pub(in crate::e2e) const STORY: Story = Story {
         expected: WITHOUT_QUOTA,
     }],
 };
-
-const TOOL_DEADLINE: Duration = Duration::from_secs(60);
 
 /// Installs the driver, and records what is on the node before the first volume.
 async fn run(steps: &mut Steps<'_>, state: &mut RunState<'_>) -> StepResult {
@@ -98,7 +93,7 @@ async fn unprivileged(env: &TestEnv<'_>) -> Result<()> {
 async fn confined(env: &TestEnv<'_>, node: &Node) -> Result<()> {
     for pod in env.live_driver_pods().await? {
         let provisioner = containers::process(node, &Container::of(&pod, PROVISIONER)?).await?;
-        let status = node.output(&["cat", &format!("{provisioner}/status")], TOOL_DEADLINE).await?;
+        let status = node.output(&["cat", &format!("{provisioner}/status")]).await?;
         let field = |name: &str| status.lines().find_map(|line| line.strip_prefix(name)).unwrap_or_default();
         anyhow::ensure!(
             !field("Uid:").is_empty() && field("Uid:").split_whitespace().all(|uid| uid != "0"),
@@ -107,7 +102,7 @@ async fn confined(env: &TestEnv<'_>, node: &Node) -> Result<()> {
         let bounding = u64::from_str_radix(field("CapBnd:").trim(), 16);
         anyhow::ensure!(bounding == Ok(0), "{PROVISIONER} has capabilities: {status}");
         let csi = containers::process(node, &Container::of(&pod, "csi")?).await?;
-        let shown = node.output(&["ls", &format!("{csi}/root{KUBELET_DIR}")], TOOL_DEADLINE).await?;
+        let shown = node.output(&["ls", &format!("{csi}/root{KUBELET_DIR}")]).await?;
         anyhow::ensure!(
             shown.split_whitespace().eq(OF_THE_KUBELET),
             "csi has {shown:?} of the kubelet's directory"
@@ -151,7 +146,7 @@ async fn mount_without_quota(env: &TestEnv<'_>) -> Result<()> {
     let node = unmounted(env).await?;
     let device = data_disk(node).await?;
     let argv = ["mount", "-t", "xfs", "-o", "noquota,nodev,nosuid,noexec", &device, DATA_DIR];
-    node.output(&argv, TOOL_DEADLINE).await?;
+    node.output(&argv).await?;
     env.manifests.apply(&env.client).await?;
     let nodes: Api<NodeObject> = Api::all(env.client.clone());
     let object = objects::read(&nodes, node.name()).await?;
@@ -171,7 +166,7 @@ async fn unmounted<'a>(env: &TestEnv<'a>) -> Result<&'a Node> {
     stop(env).await?;
     let node = env.node.context(FOREIGN_NODE)?;
     if is_mounted(node, DATA_DIR).await? {
-        node.output(&["umount", DATA_DIR], TOOL_DEADLINE).await?;
+        node.output(&["umount", DATA_DIR]).await?;
     }
     Ok(node)
 }

@@ -15,7 +15,8 @@ use testvm_cluster::waiting::{State, until};
 use testvm_cluster::{Node, objects};
 use tokio::time::{Instant, sleep};
 
-use super::{driver_restart, install, removal};
+use super::{driver_restart, removal};
+use crate::e2e::parts::serving;
 use crate::e2e::sabotages::on_node;
 use crate::e2e::story::{Run, Sabotage, Story, When};
 use crate::test_env::environment::{FOREIGN_NODE, TestEnv};
@@ -172,7 +173,7 @@ async fn delete_claims(env: &TestEnv<'_>, round: usize) -> Result<()> {
 
 async fn restart(env: &TestEnv<'_>, node: &Node, before: &Projects) -> Result<()> {
     driver_restart::replace(env).await?;
-    install::served(env).await?;
+    serving::served(env).await?;
     check(env, node, before).await.map(drop)
 }
 
@@ -229,7 +230,7 @@ async fn clear(env: &TestEnv<'_>, node: &Node, before: &Projects) -> Result<()> 
     try_join_all((0..2 + ROUNDS).map(async |number| pods::end(env, &pod_name(number)).await)).await?;
     let after = unused(node).await?;
     driver_restart::replace(env).await?;
-    install::served(env).await?;
+    serving::served(env).await?;
     let now = Projects::read(node).await?;
     for (id, record) in after.records_of_kubelet() {
         let kept = now.record(id).ok();

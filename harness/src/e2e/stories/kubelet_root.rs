@@ -1,7 +1,5 @@
 //! A node whose kubelet root directory is a directory of the data disk: its mount, and what pods find in it.
 
-use std::time::Duration;
-
 use anyhow::{Context, Result};
 use testvm::steps::{StepResult, Steps};
 use testvm_cluster::exec::exec_ok;
@@ -41,7 +39,6 @@ const POD: &str = "kubelet-root";
 const DIRECTORY: &str = "kubelet-root-directory";
 const BLOCK: &str = "kubelet-root-block";
 const DEVICE: &str = "/device";
-const TOOL_DEADLINE: Duration = Duration::from_secs(60);
 
 async fn run(steps: &mut Steps<'_>, env: &TestEnv<'_>, node: &Node) -> StepResult {
     steps
@@ -112,7 +109,7 @@ async fn hidden(node: &Node) -> Result<()> {
     anyhow::ensure!(copies.is_empty(), "mounts also appear in the data directory: {copies:?}");
     anyhow::ensure!(!below(&format!("{KUBELET_ROOT}/pods")).is_empty(), "the node has no mount of a pod");
     // The directory is covered, so the driver's containers do not have its files.
-    let seen = node.output(&["ls", "-A", KUBELET_DATA_DIR], TOOL_DEADLINE).await?;
+    let seen = node.output(&["ls", "-A", KUBELET_DATA_DIR]).await?;
     anyhow::ensure!(seen.is_empty(), "the data directory shows the kubelet's files: {seen}");
     Ok(())
 }

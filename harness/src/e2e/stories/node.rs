@@ -2,7 +2,6 @@
 //! follow from them.
 
 use std::collections::BTreeSet;
-use std::time::Duration;
 
 use anyhow::{Context, Result};
 use k8s_openapi::api::core::v1::Node as NodeObject;
@@ -47,7 +46,6 @@ const NEXT: &str = "next-device";
 const SIZE: Size = Size::mebibytes(2);
 /// The interval of the kernel's writes in hundredths of a second, as in proc_sys_vm(5). 0 turns the periodic ones off.
 const WRITEBACK: &str = "/proc/sys/vm/dirty_writeback_centisecs";
-const TOOL_DEADLINE: Duration = Duration::from_secs(60);
 
 /// The losetup of util-linux in the root file system of a node.
 const UTIL_LINUX_LOSETUP: &str = "/usr/sbin/losetup";
@@ -104,7 +102,7 @@ async fn start_pod(env: &TestEnv<'_>, node: &Node, expected: usize) -> Result<()
 /// The kernel writes nothing by itself until the pod has ended.
 async fn write_unsynced(env: &TestEnv<'_>, node: &Node) -> Result<()> {
     claims::request(env, WRITER, SIZE, VolumeMode::Block).await?;
-    let before = node.output(&["cat", WRITEBACK], TOOL_DEADLINE).await?;
+    let before = node.output(&["cat", WRITEBACK]).await?;
     set_writeback(node, "0").await?;
     let ended = async {
         start_writing(env, WRITER, WRITER).await?;
@@ -119,7 +117,7 @@ async fn write_unsynced(env: &TestEnv<'_>, node: &Node) -> Result<()> {
 /// Sets the interval of the kernel's writes of unsynced files.
 async fn set_writeback(node: &Node, centiseconds: &str) -> Result<()> {
     let script = format!("echo {centiseconds} > {WRITEBACK}");
-    node.output(&["sh", "-c", &script], TOOL_DEADLINE).await.map(drop)
+    node.output(&["sh", "-c", &script]).await.map(drop)
 }
 
 /// Reads the volume in another pod, while a third one attaches a further device.
@@ -144,7 +142,7 @@ async fn reports(env: &TestEnv<'_>, node: &Node, kubelet: Kubelet) -> Result<()>
 /// Checks the losetup that a program finds on the node, or that it finds none of [`VOLUME_PROGRAMS`].
 async fn has_losetup(options: &NodeOptions, node: &Node) -> Result<()> {
     if options.has_tools() {
-        let version = node.output(&["losetup", "--version"], TOOL_DEADLINE).await?;
+        let version = node.output(&["losetup", "--version"]).await?;
         let expected = match options.losetup() {
             Losetup::UtilLinux => "losetup from util-linux",
             Losetup::DropIn => "losetup from loopfs",
@@ -155,7 +153,7 @@ async fn has_losetup(options: &NodeOptions, node: &Node) -> Result<()> {
     // `command -v` fails if it finds none of the names.
     let search = "for name; do command -v \"$name\"; done; true";
     let argv: Vec<&str> = ["sh", "-c", search, "sh"].into_iter().chain(VOLUME_PROGRAMS).collect();
-    let found = node.output(&argv, TOOL_DEADLINE).await?;
+    let found = node.output(&argv).await?;
     anyhow::ensure!(found.is_empty(), "the node has programs that it should not have: {}", found.trim());
     Ok(())
 }

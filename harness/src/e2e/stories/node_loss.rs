@@ -5,7 +5,6 @@
 use anyhow::Result;
 use k8s_openapi::api::core::v1::PersistentVolume;
 use k8s_openapi::api::storage::v1::StorageClass;
-use kube::core::ObjectMeta;
 use kube::{Api, ResourceExt};
 use serde_json::json;
 use testvm::steps::{StepResult, Steps};
@@ -14,8 +13,10 @@ use testvm_cluster::waiting::until_event;
 use testvm_cluster::{Cluster, DataDisk, Node, objects};
 
 use super::orphans::{self, FILE, TEXT};
-use super::{install, removal, second_node};
+use super::{removal, second_node};
 use crate::e2e::parts::component;
+use crate::e2e::parts::serving;
+use crate::e2e::sabotages::named;
 use crate::e2e::story::{Run, Sabotage, Story, When};
 use crate::test_env::claims;
 use crate::test_env::environment::TestEnv;
@@ -53,7 +54,7 @@ async fn run(steps: &mut Steps<'_>, env: &TestEnv<'_>, cluster: &Cluster) -> Ste
     let session = steps.session();
     let booted = async {
         let node = cluster.boot_node(session, second_node::INDEX, DataDisk::Mounted).await?;
-        install::serves(env, 2).await?;
+        serving::serves(env, 2).await?;
         Ok(node)
     };
     let node = steps.step("boot a second node", booted).await?;
@@ -75,7 +76,7 @@ async fn run(steps: &mut Steps<'_>, env: &TestEnv<'_>, cluster: &Cluster) -> Ste
     let kept = async {
         node.register().await?;
         node.boot().await?;
-        install::serves(env, 2).await?;
+        serving::serves(env, 2).await?;
         adopt(env, &volume).await
     };
     steps.step("the machine comes back, and a new PersistentVolume brings its data back", kept).await?;
@@ -97,7 +98,7 @@ fn class(env: &TestEnv<'_>) -> String {
 
 async fn write(env: &TestEnv<'_>, node: &Node) -> Result<PersistentVolume> {
     let mut object: StorageClass = env.driver.class.clone();
-    object.metadata = ObjectMeta { name: Some(class(env)), ..ObjectMeta::default() };
+    object.metadata = named(&class(env));
     let parameters = [("onNodeLoss", "deleteClaim"), ("nodeLossGraceSeconds", "600")];
     let parameters = parameters.map(|(name, value)| (name.to_owned(), value.to_owned()));
     object.parameters.get_or_insert_default().extend(parameters);
@@ -121,7 +122,7 @@ async fn announced(env: &TestEnv<'_>) -> Result<()> {
 async fn returns(env: &TestEnv<'_>, node: &Node) -> Result<()> {
     node.register().await?;
     node.kill_kubelet().await?;
-    install::serves(env, 2).await?;
+    serving::serves(env, 2).await?;
     forget_pod(env, WRITER).await?;
     start(env, READER, CLAIM, VolumeMode::Filesystem).await?;
     check_text(env, READER, FILE, TEXT).await?;

@@ -16,7 +16,7 @@ use testvm_cluster::workload::node_of;
 use testvm_cluster::{Node, objects};
 use tokio::time::{Instant, sleep};
 
-use super::install;
+use crate::e2e::parts::serving;
 use crate::e2e::sabotages::on_node;
 use crate::e2e::story::{Run, Sabotage, Story, When};
 use crate::test_env::claims;
@@ -68,7 +68,7 @@ async fn run(steps: &mut Steps<'_>, env: &TestEnv<'_>, node: &Node) -> StepResul
     steps.step("the node boots on the same disks", booted(env, node, &boot)).await?;
     let served = async {
         until_replaced(env, &containers).await?;
-        install::served(env).await
+        serving::served(env).await
     };
     steps.step("the driver serves", served).await?;
     steps.step("the kubelet brings every pod back", back(env, &users, &before)).await?;

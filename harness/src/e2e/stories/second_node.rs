@@ -12,7 +12,8 @@ use testvm_cluster::api_error::api_error;
 use testvm_cluster::workload::node_of;
 use testvm_cluster::{Cluster, DataDisk, Node, objects};
 
-use super::{install, removal};
+use super::removal;
+use crate::e2e::parts::serving;
 use crate::e2e::parts::{full_node, node_without_storage};
 use crate::e2e::story::{Run, Sabotage, Story, When};
 use crate::test_env::environment::{FOREIGN_NODE, TestEnv};
@@ -48,7 +49,7 @@ pub(super) async fn leave(env: &TestEnv<'_>, node: Node) -> Result<()> {
     let name = node.name().to_owned();
     node.stop().await?;
     delete(env, &name).await?;
-    install::serves(env, 1).await
+    serving::serves(env, 1).await
 }
 
 /// Deletes the object of a stopped node, and those of its pods of the driver.

@@ -4,9 +4,10 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use anyhow::{Context, Result};
 use kube::ResourceExt;
-use serde::Deserialize;
 use serde_json::{Value, json};
-use testvm_cluster::manifests::Manifests;
+use testvm_cluster::manifests::{Manifests, documents};
+
+use crate::helm::is_kept;
 
 /// Objects by kind, namespace and name.
 pub(super) type Objects = BTreeMap<String, Value>;
@@ -35,7 +36,7 @@ pub(super) fn objects(manifests: &Manifests) -> Result<Objects> {
         {
             for (file, text) in files.iter_mut() {
                 let parsed = documents(text.as_str().unwrap_or_default());
-                *text = parsed.with_context(|| format!("parse {file} in {name}"))?;
+                *text = Value::Array(parsed.with_context(|| format!("parse {file} in {name}"))?);
             }
         }
         sort_named(&mut value);
@@ -43,18 +44,6 @@ pub(super) fn objects(manifests: &Manifests) -> Result<Objects> {
         objects.insert(name, value);
     }
     Ok(objects)
-}
-
-fn documents(text: &str) -> Result<Value> {
-    let mut documents = Vec::new();
-    for document in serde_norway::Deserializer::from_str(text) {
-        let value = Value::deserialize(document)?;
-        // A file may begin or end with a separator.
-        if !value.is_null() {
-            documents.push(value);
-        }
-    }
-    Ok(Value::Array(documents))
 }
 
 /// Sorts the containers of pods, which kustomize reorders with a patch, and their variables. The order of the variables has a meaning
@@ -77,7 +66,7 @@ fn sort_named(value: &mut Value) {
 /// Adds the annotation with which Helm deletes neither the Namespace nor the CSIDriver.
 pub(super) fn as_kept(objects: &mut Objects) {
     for (name, object) in objects.iter_mut() {
-        if name.starts_with("Namespace ") || name.starts_with("CSIDriver ") {
+        if is_kept(name) {
             object["metadata"]["annotations"] = json!({KEEP: "keep"});
         }
     }

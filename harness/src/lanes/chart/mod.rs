@@ -12,11 +12,11 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use k8s_openapi::api::core::v1::Namespace;
 use k8s_openapi::api::storage::v1::CSIDriver;
-use kube::api::DynamicObject;
 use kube::{Api, ResourceExt};
 use serde_json::{Value, json};
 use testvm::report::Report;
 use testvm::session::Session;
+use testvm_cluster::manifests::is_kind;
 use testvm_cluster::waiting::until_established;
 use testvm_cluster::{ClusterProfile, ClusterSpec, ControlPlane, Durability, KubernetesMinor};
 
@@ -249,10 +249,8 @@ impl Fixture<'_> {
         let common: Vec<&String> = first.keys().filter(|name| names.contains_key(*name)).collect();
         anyhow::ensure!(common.is_empty(), "both releases have {common:?}");
         // The annotations of the alert rules are text for people.
-        let is_text = |object: &&DynamicObject| {
-            object.types.as_ref().is_some_and(|types| types.kind == "PrometheusRule")
-        };
-        let others: Vec<_> = second.objects().iter().filter(|object| !is_text(object)).collect();
+        let others = second.objects().iter().filter(|object| !is_kind(object, "PrometheusRule"));
+        let others: Vec<_> = others.collect();
         let text = serde_json::to_string(&others)?;
         let text = CONSTANT_NAMES.iter().fold(text, |text, constant| text.replace(constant, ""));
         let references = names_of_the_first(&text);
@@ -302,9 +300,7 @@ impl Fixture<'_> {
         for absent in accepted.absent {
             anyhow::ensure!(!text.contains(absent), "the objects contain {absent}");
         }
-        let found = rendered.objects().iter();
-        let found =
-            found.filter(|object| object.types.as_ref().is_some_and(|types| types.kind == "DaemonSet"));
+        let found = rendered.objects().iter().filter(|object| is_kind(object, "DaemonSet"));
         let mut found: Vec<String> = found.map(ResourceExt::name_any).collect();
         found.sort();
         anyhow::ensure!(found == accepted.daemon_sets, "the DaemonSets are {found:?}");

@@ -60,6 +60,18 @@ pub const DD: DebianProgram = program("coreutils", "/usr/bin/dd");
 /// fio, which measures input and output. librados, which it loads, has a library of its own in this directory.
 pub const FIO: DebianProgram = DebianProgram { extensions: Some("ceph"), ..program("fio", "/usr/bin/fio") };
 
+/// Returns the files that these programs need, each once: several can have the same library, and all are of one suite.
+///
+/// # Errors
+/// As [`DebianProgram::files`].
+pub async fn files(session: &Session, programs: &[&DebianProgram]) -> Result<BTreeMap<String, PathBuf>> {
+    let mut files = BTreeMap::new();
+    for program in programs {
+        files.extend(program.files(session).await?);
+    }
+    Ok(files)
+}
+
 impl DebianProgram {
     /// Returns the path of the program in the guest.
     pub const fn path(&self) -> &'static str {

@@ -11,12 +11,11 @@ use testvm_guest::spec::{BootSpec, Mode, SPEC_PATH};
 use crate::images::initramfs::Archive;
 use crate::images::kernel::Module;
 
-/// A file of the host to put into the initramfs.
+/// A file of the host to put into the initramfs, executable.
 #[derive(Clone, Debug)]
 pub struct GuestFile {
     /// The path in the guest.
     pub path: String,
-    pub mode: u32,
     /// The path on the host.
     pub host: PathBuf,
 }
@@ -48,7 +47,7 @@ fn write(target: &Path, init: &Path, modules: &[Module], files: &[GuestFile], mo
         paths.push(path);
     }
     for file in files {
-        archive.file(&file.path, file.mode, &read(&file.host)?)?;
+        archive.file(&file.path, 0o755, &read(&file.host)?)?;
     }
     let unix_time = SystemTime::now().duration_since(UNIX_EPOCH).context("read the clock")?.as_secs();
     let spec = BootSpec { modules: paths, unix_time, mode };

@@ -1,6 +1,6 @@
 //! The host's side of the control port: concurrent requests to a running node.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -69,7 +69,7 @@ impl Control {
     ) -> Result<ExecOutput> {
         let argv: Vec<String> = argv.into_iter().map(|arg| arg.as_ref().to_owned()).collect();
         let what = argv.join(" ");
-        let action = Action::Exec { argv, env: BTreeMap::new(), input: input.to_owned(), timeout };
+        let action = Action::Exec { argv, input: input.to_owned(), timeout };
         let output = self.ask(action, timeout).await.with_context(|| format!("in the node: {what}"))?;
         output.with_context(|| format!("in the node: {what}: no output came back"))
     }

@@ -10,7 +10,7 @@ use crate::images::kernel::Kernel;
 /// reboot: [`DiskMode::Persistent`] disks have the content that the power cut left.
 #[derive(Clone, Debug)]
 pub struct VmSpec {
-    /// The name of the machine in messages and in the names of its files in `logs`.
+    /// The name of the machine in messages.
     pub name: String,
     pub hypervisor: Hypervisor,
     /// The kernel, with the faults that it may log on a machine of this name.

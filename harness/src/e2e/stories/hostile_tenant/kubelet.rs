@@ -11,8 +11,8 @@ use testvm_cluster::containers::{self, Container};
 use testvm_cluster::{Node, objects};
 use tokio::time::{Instant, sleep};
 
-use super::tenants::{GROWN, HOSTILE, OTHER, TOOL_DEADLINE, Tenants};
-use crate::e2e::stories::install;
+use super::tenants::{GROWN, HOSTILE, OTHER, Tenants};
+use crate::e2e::parts::serving;
 use crate::test_env::environment::TestEnv;
 use crate::test_env::{claims, pods};
 
@@ -58,7 +58,7 @@ fn knows(page: &str) -> bool {
 /// Kills the kubelet, and waits until its successor knows both pods and the driver is registered with it. The kubelet responds
 /// before it has read the pods of its node, and refuses to run commands in them until then.
 async fn restart(env: &TestEnv<'_>, node: &Node) -> Result<()> {
-    let process = async || node.output(&["sh", "-c", PROCESS], TOOL_DEADLINE).await;
+    let process = async || node.output(&["sh", "-c", PROCESS]).await;
     let before = process().await?;
     node.kill_kubelet().await?;
     let deadline = Instant::now() + env.timeouts.start;
@@ -67,7 +67,7 @@ async fn restart(env: &TestEnv<'_>, node: &Node) -> Result<()> {
         let is_new = !now.is_empty() && now != before;
         let knows_pods = is_new && node.kubelet_page("/pods").await.is_ok_and(|page| knows(&page));
         if knows_pods {
-            return install::served(env).await;
+            return serving::served(env).await;
         }
         anyhow::ensure!(
             Instant::now() < deadline,

@@ -8,7 +8,7 @@ use testvm::steps::{StepResult, Steps};
 use testvm_cluster::objects;
 use testvm_cluster::waiting::{State, until_one};
 
-use super::tenants::{HOSTILE, TOOL_DEADLINE, Tenants, directory_of, of_user};
+use super::tenants::{HOSTILE, Tenants, directory_of, of_user};
 use crate::nodes::VOLUME_CHECK;
 use crate::test_env::workload::{VolumeMode, holder};
 
@@ -116,10 +116,10 @@ fn complaint(status: &ContainerStatus) -> Option<String> {
 async fn grouped(tenants: &Tenants<'_>) -> Result<()> {
     let volume = directory_of(tenants.env, HOSTILE).await?;
     let not_grouped = ["find", &volume, "!", "-group", &GROUP.to_string()];
-    let not_grouped = tenants.node.output(&not_grouped, TOOL_DEADLINE).await?;
+    let not_grouped = tenants.node.output(&not_grouped).await?;
     anyhow::ensure!(not_grouped.is_empty(), "these files do not have the group {GROUP}: {not_grouped:?}");
     let key = ["stat", "--format", "%u:%g %a", "/etc/kubernetes/kubelet.key"];
-    let key = tenants.node.output(&key, TOOL_DEADLINE).await?;
+    let key = tenants.node.output(&key).await?;
     anyhow::ensure!(key.trim() == "0:0 600", "the kubelet's key has the owner and mode {key:?}");
     tenants.check_other_state().await
 }

@@ -1,7 +1,5 @@
 //! The two tenants: their pods, claims and volumes, and what the node shows of the other tenant's volume.
 
-use std::time::Duration;
-
 use anyhow::Result;
 use k8s_openapi::api::core::v1::{Pod, PodSecurityContext};
 use kube::ResourceExt;
@@ -28,8 +26,6 @@ pub(super) const OTHER: &str = "other-tenant";
 /// The first group of the hostile tenant's files, as the pod's `fsGroup` requests it.
 const GROUP: i64 = 2000;
 const USER: i64 = 1000;
-
-pub(super) const TOOL_DEADLINE: Duration = Duration::from_secs(60);
 
 /// The hostile tenant's pods and volumes on one node, beside another tenant's.
 pub(super) struct Tenants<'a> {
@@ -64,16 +60,16 @@ pub(super) async fn directory_of(env: &TestEnv<'_>, claim: &str) -> Result<Strin
 /// Returns the quota of a volume, and the owner and mode of each of its files, as the node shows them.
 async fn state(node: &Node, directory: &str) -> Result<String> {
     // Delayed allocation is charged when it is written.
-    node.output(&["sync", "--file-system", DATA_DIR], TOOL_DEADLINE).await?;
+    node.output(&["sync", "--file-system", DATA_DIR]).await?;
     let quota = quota(node, directory).await?;
-    let files = node.output(&["find", directory, "-printf", "%U:%G %m %s %p\n"], TOOL_DEADLINE).await?;
+    let files = node.output(&["find", directory, "-printf", "%U:%G %m %s %p\n"]).await?;
     Ok(format!("{quota}{files}"))
 }
 
 /// Returns the quota of a volume, as the tool of loopfs prints it in JSON.
 pub(super) async fn quota(node: &Node, directory: &str) -> Result<String> {
     let tool = format!("{TOOLS_DIR}/{LOOPFS_TOOL}");
-    node.output(&[&tool, "--json", "quota", "show", directory], TOOL_DEADLINE).await
+    node.output(&[&tool, "--json", "quota", "show", directory]).await
 }
 
 /// Has the pod run as a user without privileges, whose files have a group.

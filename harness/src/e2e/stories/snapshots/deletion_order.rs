@@ -7,11 +7,11 @@ use futures::future::try_join_all;
 use testvm::steps::{StepResult, Steps};
 use testvm_cluster::{Node, objects};
 
-use super::names::{SIZE, name};
+use super::names::SIZE;
 use crate::e2e::stories::outages::until_bound;
 use crate::test_env::environment::TestEnv;
 use crate::test_env::snapshots::{contents, snapshots};
-use crate::test_env::workload::VolumeMode;
+use crate::test_env::workload::{VolumeMode, name_of};
 use crate::test_env::{claims, snapshots};
 
 /// One of the objects.
@@ -65,7 +65,7 @@ pub(super) async fn run(
 impl Set {
     fn of(index: usize, mode: VolumeMode) -> Set {
         let [volume, snapshot, copy] =
-            ["volume", "snapshot", "copy"].map(|part| name(&format!("order-{index}-{part}"), mode));
+            ["volume", "snapshot", "copy"].map(|part| name_of(&format!("order-{index}-{part}"), mode));
         Set { volume, snapshot, copy, mode }
     }
 

@@ -11,11 +11,6 @@ use crate::test_env::workload::VolumeMode;
 /// The size of the volumes of which snapshots are taken.
 pub(super) const SIZE: Size = Size::mebibytes(1);
 
-/// Returns the name of an object of a volume of this mode.
-pub(super) fn name(prefix: &str, mode: VolumeMode) -> String {
-    format!("{prefix}-{}", mode.as_str().to_lowercase())
-}
-
 /// Returns the only volume of a pod, in the syntax of the test program.
 pub(super) fn volume(mode: VolumeMode) -> [String; 1] {
     let kind = match mode {

@@ -6,11 +6,11 @@ use anyhow::Result;
 use testvm::steps::{StepResult, Steps};
 use testvm_cluster::objects;
 
-use super::names::{SIZE, name, volume};
+use super::names::{SIZE, volume};
 use crate::test_env::environment::TestEnv;
 use crate::test_env::pods::{check_kept, check_new, end, start, start_new, write};
 use crate::test_env::sizes::Size;
-use crate::test_env::workload::VolumeMode;
+use crate::test_env::workload::{VolumeMode, name_of};
 use crate::test_env::{claims, snapshots};
 
 const LARGER: Size = Size::mebibytes(4);
@@ -19,7 +19,7 @@ const LOAD: &str = "/vol/load";
 
 pub(super) async fn run(steps: &mut Steps<'_>, env: &TestEnv<'_>, mode: VolumeMode) -> StepResult {
     let [source, snapshot, same, larger] =
-        ["source", "snapshot", "restored", "larger"].map(|prefix| name(prefix, mode));
+        ["source", "snapshot", "restored", "larger"].map(|prefix| name_of(prefix, mode));
     steps.step(&format!("{mode}: a pod writes to a claim"), written(env, &source, mode)).await?;
     steps
         .step(

@@ -6,13 +6,13 @@ use kube::ResourceExt;
 use testvm::steps::{StepResult, Steps};
 use testvm_cluster::{Node, objects};
 
-use super::names::{SIZE, name, snapshots_on};
+use super::names::{SIZE, snapshots_on};
 use super::restored::{restored, written};
 use crate::test_env::claims;
 use crate::test_env::environment::TestEnv;
 use crate::test_env::pods::end;
 use crate::test_env::snapshots::{self, Existing, classes, contents, snapshots};
-use crate::test_env::workload::VolumeMode;
+use crate::test_env::workload::{VolumeMode, name_of};
 
 /// Classes have no namespace, so the story deletes its own.
 const CLASS: &str = "loopfs-e2e-retain";
@@ -29,9 +29,9 @@ pub(super) async fn run(
             retain(env, node, mode),
         )
         .await?;
-    let imported = name("imported", mode);
+    let imported = name_of("imported", mode);
     let existing = Existing { name: &imported, handle: &handle, mode, node: node.name() };
-    let claim = name("from-imported", mode);
+    let claim = name_of("from-imported", mode);
     let restored = async {
         snapshots::import(env, existing).await?;
         snapshots::ready(env, &imported).await?;
@@ -53,7 +53,7 @@ pub(super) async fn run(
 
 /// Takes a snapshot, deletes everything but its data, and returns its handle.
 async fn retain(env: &TestEnv<'_>, node: &Node, mode: VolumeMode) -> Result<String> {
-    let (claim, snapshot) = (name("retained-source", mode), name("retained-snapshot", mode));
+    let (claim, snapshot) = (name_of("retained-source", mode), name_of("retained-snapshot", mode));
     written(env, &claim, mode).await?;
     end(env, &claim).await?;
     objects::create(&classes(env), &snapshots::retaining_class(env, CLASS)).await?;
