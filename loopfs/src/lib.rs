@@ -12,7 +12,7 @@
 //! | `project-quota` | [`project_tree`] | puts an existing directory tree into a project, compares a tree with its project, and clones a tree with shared blocks and all attributes |
 //! | `project-quota` | [`xfs`] | reads the geometry of an XFS, and expands it |
 //! | `mount` | [`mount`] | bind mounts that are never visible without their flags, the mount table, and a check that mounts appear on the node |
-//! | `volume-store` (enables the first four modules) | [`volume_store`] | a file system full of volumes, each of them a directory with a quota or an image file for a loop device |
+//! | `volume-store` (enables all of the above) | [`volume_store`] | a file system full of volumes, each of them a directory with a quota or an image file for a loop device |
 //! | `publish` (default, enables `volume-store`) | [`publish`] | volumes at paths that other programs use, which may do anything to their device |
 //!
 //! Calls block. The library logs nothing and remembers nothing that the kernel could contradict. It starts threads only to
@@ -47,6 +47,8 @@ compile_error!(
 #[cfg(feature = "__tests")]
 #[doc(hidden)]
 pub mod baseline;
+#[cfg(feature = "loop-device")]
+mod boot;
 #[cfg(any(feature = "loop-device", feature = "project-quota"))]
 mod deadline;
 #[cfg(any(feature = "loop-device", feature = "project-quota"))]

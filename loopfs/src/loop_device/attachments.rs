@@ -18,6 +18,7 @@ use std::fmt::Write;
 
 use super::binding::{Access, BackingFile};
 use super::unmanaged::backing_of;
+use crate::boot::Boot;
 use crate::error::{Context, Result};
 use crate::sys::{kernel_version, loop_dev};
 use crate::units::DeviceNumber;
@@ -86,7 +87,9 @@ impl Attachments {
     /// Returns the attachments as text, for this boot of the machine.
     #[must_use]
     pub fn to_text(&self) -> String {
-        let mut text = format!("{VERSION} {} {}\n", boot_id(), self.uevents);
+        // Without it, the text is never read back.
+        let boot = Boot::current().map_or_else(|_| "unknown".to_owned(), |Boot(boot)| boot);
+        let mut text = format!("{VERSION} {boot} {}\n", self.uevents);
         for (index, Attachment { inode, backing, access }) in &self.devices {
             let access = if *access == Access::ReadOnly { "ro" } else { "rw" };
             let DeviceNumber { major, minor } = backing.device;
@@ -105,14 +108,10 @@ impl Attachments {
 
 const VERSION: &str = "loopfs-attachments-1";
 
-fn boot_id() -> String {
-    let id = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
-    id.trim_end().to_owned()
-}
-
 fn parse(text: &str) -> Option<Attachments> {
     let mut lines = text.lines();
-    let uevents = lines.next()?.strip_prefix(&format!("{VERSION} {} ", boot_id()))?.parse().ok()?;
+    let boot = Boot::current().ok()?;
+    let uevents = lines.next()?.strip_prefix(&format!("{VERSION} {boot} "))?.parse().ok()?;
     let devices = lines.map(|line| {
         let mut fields = line.split(' ');
         let index = fields.next()?.parse().ok()?;
@@ -183,7 +182,9 @@ mod tests {
         let none = Attachments::default();
         let text = Attachments { uevents: 7, ..none.clone() }.to_text();
         assert_eq!(Attachments::from_text(&text).uevents, 7);
-        for damaged in ["", "x", &text.replace(&boot_id(), "other"), &format!("{text}1 2 3\n")] {
+        for damaged in
+            ["", "x", &text.replace(&Boot::current().unwrap().0, "other"), &format!("{text}1 2 3\n")]
+        {
             assert_eq!(Attachments::from_text(damaged), none, "{damaged:?}");
         }
     }

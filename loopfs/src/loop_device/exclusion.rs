@@ -64,7 +64,11 @@ impl Exclusion {
             locked => locked,
         };
         match locked {
-            Ok(()) => Ok(Self { own, file, status, deadline }),
+            Ok(()) => {
+                // The previous holder of the lock may have changed the size.
+                let status = fstat(&own).context("fstat", "the backing file")?;
+                Ok(Self { own, file, status, deadline })
+            }
             Err(Errno::EAGAIN) => Err(still_locked().with_remedy(
                 "`lslocks` on the node lists the processes that hold it: end one that hangs, or pass the descriptor of \
                  this process that holds it; otherwise try again",

@@ -146,8 +146,6 @@ fn receives_in(process: &Path, group: &str, examined: &mut BTreeSet<PathBuf>) ->
 
 #[cfg(test)]
 mod tests {
-    use nix::sys::wait::{Id, WaitPidFlag, waitid};
-    use nix::unistd::Pid;
     use rstest::rstest;
 
     use super::*;
@@ -184,21 +182,6 @@ mod tests {
     ) {
         let mounts = table::parse(format!("2 1 8:1 {mount} - ext4 /dev/sda1 rw\n").as_bytes()).unwrap();
         assert_eq!(judge(&mounts[0], namespace, |group| group == "7"), expected);
-    }
-
-    #[test]
-    fn an_unreaped_process_has_ended() {
-        assert!(!has_ended(Path::new("/proc/self")));
-        let mut child = std::process::Command::new("true").spawn().unwrap();
-        let pid = Pid::from_raw(child.id() as i32);
-        waitid(Id::Pid(pid), WaitPidFlag::WEXITED | WaitPidFlag::WNOWAIT).unwrap();
-        let process = PathBuf::from(format!("/proc/{pid}"));
-        // The table that `receives_in` reads after the name of the namespace.
-        let error = fs::read(process.join("mountinfo")).unwrap_err();
-        assert_eq!(error.raw_os_error(), Some(libc::EINVAL), "{error}");
-        assert!(process.join("ns").exists() && has_ended(&process));
-        child.wait().unwrap();
-        assert!(has_ended(&process));
     }
 
     #[test]

@@ -208,9 +208,11 @@ impl ProjectIds {
         released
     }
 
-    /// Adds an id to those that [`retry_draining`](Self::retry_draining) tries to free.
+    /// Adds an id of the range to those that [`retry_draining`](Self::retry_draining) tries to free.
     pub(crate) fn defer_release(&self, id: ProjectId) {
-        self.lock_draining().insert(id);
+        if self.range.contains(&id) {
+            self.lock_draining().insert(id);
+        }
     }
 
     fn require_own(&self, id: ProjectId) -> Result<()> {

@@ -5,6 +5,10 @@ use std::ops::RangeInclusive;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::fs::OpenOptionsExt;
 
+use nix::errno::Errno;
+use nix::fcntl::{OFlag, OpenHow, ResolveFlag, openat2};
+use nix::sys::stat::fstat;
+
 use super::tag::{HardLinks, TreeReport, clear_tree, tag_tree};
 use crate::error::{Context, Error, ErrorKind, Result};
 use crate::project_quota::{Limits, ProjectId, ProjectIds, ProjectQuota, Release, project_of};
@@ -26,6 +30,9 @@ const OBJECT: &str = "a directory";
 /// below the usage, and then only prevent further growth. The owner of the directory can leave the project (see
 /// [the crate](crate)).
 ///
+/// A directory inside of a limited one shares its limit, and is refused. The call cannot tell this if the directory was moved out of the
+/// limited one, or is the root of a bind mount, and then changes the limit that it shares.
+///
 /// To remove the limit, call [`unlimit_directory`]. If the directory was removed instead, the next call for any directory of the
 /// file system frees its id. After a crash, repeat the call. The result is durable when the call returns.
 ///
@@ -34,9 +41,9 @@ const OBJECT: &str = "a directory";
 ///
 /// # Errors
 /// [`ErrorKind::AlreadyExists`]: the directory is in a project outside of the range. [`ErrorKind::InvalidInput`]: it is not a
-/// directory, or `limits` contain no limit. [`ErrorKind::NotEnforced`]: the file system is mounted without project quotas. Those of
-/// [`ProjectIds::create`] and [`tag_tree`]. After an error of `tag_tree`, the limits are set, and a part of the content may be
-/// outside the project.
+/// directory, or `limits` contain no limit. [`ErrorKind::Conflict`]: it is inside of a limited directory.
+/// [`ErrorKind::NotEnforced`]: the file system is mounted without project quotas. Those of [`ProjectIds::create`] and [`tag_tree`]. After an
+/// error of `tag_tree`, the limits are set, and a part of the content may be outside the project.
 pub fn limit_directory(directory: impl AsFd, limits: Limits) -> Result<TreeReport> {
     const OPERATION: &str = "limit";
     let directory = directory.as_fd();
@@ -68,8 +75,7 @@ pub fn limit_directory(directory: impl AsFd, limits: Limits) -> Result<TreeRepor
 /// directory. A later call of [`limit_directory`], for any directory of the file system, then frees the id.
 ///
 /// # Errors
-/// [`ErrorKind::AlreadyExists`]: the directory is in a project outside of [`LIMITED_DIRECTORIES`]. Those of
-/// [`tag_tree`] and [`ProjectIds::release`].
+/// [`ErrorKind::AlreadyExists`] and [`ErrorKind::Conflict`], as [`limit_directory`]. Those of [`tag_tree`] and [`ProjectIds::release`].
 pub fn unlimit_directory(directory: impl AsFd) -> Result<Release> {
     const OPERATION: &str = "remove the limit of";
     let directory = directory.as_fd();
@@ -96,6 +102,13 @@ fn own_project(
     match project_of(directory)? {
         0 => Ok(None),
         id => match ProjectId::new(id).filter(|id| ids.range().contains(id)) {
+            // XFS gives new entries the project of their directory.
+            Some(id) if parent_project(directory)? == Some(id.get()) => {
+                let cause = format!("it is inside of a limited directory, and shares its project {id}");
+                Err(Error::new(ErrorKind::Conflict, operation, OBJECT, cause).with_remedy(
+                    "name the directory that is limited, or copy this one out of it: a directory that is moved keeps its project",
+                ))
+            }
             Some(id) => Ok(Some(id)),
             None => {
                 let cause = format!("it is in project {id}, which another program has chosen");
@@ -104,6 +117,24 @@ fn own_project(
             }
         },
     }
+}
+
+/// Returns the project of the directory that contains this one. Returns `None` for the root of a mount.
+fn parent_project(directory: BorrowedFd<'_>) -> Result<Option<u32>> {
+    let how = OpenHow::new()
+        .flags(OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC)
+        .resolve(ResolveFlag::RESOLVE_NO_XDEV);
+    let parent = match openat2(directory, "..", how) {
+        // The caller may not be allowed to read it.
+        Err(Errno::EXDEV | Errno::EACCES) => return Ok(None),
+        parent => parent.context("open the parent of", OBJECT)?,
+    };
+    let inode = |directory| fstat(directory).context("fstat", OBJECT).map(|status| status.st_ino);
+    // The root of the process contains itself.
+    if inode(parent.as_fd())? == inode(directory)? {
+        return Ok(None);
+    }
+    project_of(parent).map(Some)
 }
 
 fn limit_again(directory: BorrowedFd<'_>, id: ProjectId, limits: Limits) -> Result<ProjectId> {

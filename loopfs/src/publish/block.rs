@@ -11,6 +11,7 @@ use nix::fcntl::{OFlag, open};
 use nix::sys::stat::{FileStat, Mode, SFlag, fstat};
 use nix::unistd::fsync;
 
+use super::cleanup::Cleanup;
 use super::devices::PublishedDevices;
 use super::directory::published_differently;
 use super::mounted::{MountedDevices, is_loop_device, kind_of, number_of};
@@ -24,18 +25,6 @@ use crate::{Bytes, DeviceNumber};
 /// The maximum time that a publish call waits until a device of the other access is closed. A process of the node may
 /// have it open to examine it (udev).
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
-
-/// The result of a cleanup.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[must_use = "a deferred detach has to be repeated"]
-pub enum Cleanup {
-    /// The volume has no device any more, or is published at another target.
-    Complete,
-    /// A process has a device open. The kernel detaches it at its last close, unless that process cancels it
-    /// (`LOOP_SET_STATUS64`). If the volume is not to be used again, call [`Publisher::detach`](super::Publisher::detach) until it is
-    /// complete.
-    DetachDeferred,
-}
 
 /// A Block volume and the loop device of its image.
 ///
@@ -265,14 +254,14 @@ impl<'a> BlockVolume<'a> {
     /// Detaches the volume's devices. None of them may be mounted, because the number of a detached device is reused
     /// for other volumes.
     pub(super) fn detach(&self) -> Result<Cleanup> {
+        let mut cleanup = Cleanup::Complete;
         for number in self.devices.numbers(Some(self.volume.id())) {
             // Its user may have given a read-only device another file, so that the device is not found by the image.
-            self.devices.close(number, Some(self.volume.id()), Some(self.image()?), &|_| true)?;
+            let closed =
+                self.devices.close(number, Some(self.volume.id()), Some(self.image()?), &|_| true)?;
+            cleanup = closed.and(cleanup);
         }
-        match self.devices.loops().detach_all(self.image.as_fd())? {
-            Detach::Detached => Ok(Cleanup::Complete),
-            Detach::Deferred(_) => Ok(Cleanup::DetachDeferred),
-        }
+        Ok(Cleanup::from(self.devices.loops().detach_all(self.image.as_fd())?).and(cleanup))
     }
 
     /// Repairs the devices. The caller has the volume locked: a repair cancels a detach that the kernel has deferred.

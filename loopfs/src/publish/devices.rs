@@ -13,6 +13,7 @@ use std::fmt;
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use super::cleanup::Cleanup;
 use super::mounted::MountedDevices;
 use super::target::PublishRoot;
 use crate::DeviceNumber;
@@ -205,21 +206,21 @@ impl PublishedDevices {
         volume: Option<&VolumeId>,
         image: Option<BackingFile>,
         in_store: &dyn Fn(&BackingFile) -> bool,
-    ) -> Result<()> {
+    ) -> Result<Cleanup> {
         let is_meant = |held: &Held| held.number == number && held.volume.as_ref() == volume;
-        let Some(taken) = self.take(is_meant) else { return Ok(()) };
+        let Some(taken) = self.take(is_meant) else { return Ok(Cleanup::Complete) };
         // Opened before it is closed, so that it is the same attachment.
         match query_device(number, LoopDevice::open_device_number) {
             Ok(device) => {
                 drop(taken.device);
                 let backing = device.binding().backing;
                 if Some(backing) == image || volume.is_none() && !in_store(&backing) {
-                    return Ok(());
+                    return Ok(Cleanup::Complete);
                 }
                 self.detach_taken(Held { device, ..taken })
             }
             // A process has unbound it.
-            Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
+            Err(error) if error.kind() == ErrorKind::NotFound => Ok(Cleanup::Complete),
             Err(error) if error.kind() == ErrorKind::Busy || volume.is_none() => {
                 self.lock().push(taken);
                 Err(error)
@@ -230,11 +231,14 @@ impl PublishedDevices {
     }
 
     /// Detaches a device that was taken out of the list. If that fails, it is in the list again, so that the next cleanup finds it.
-    fn detach_taken(&self, Held { volume, number, device }: Held) -> Result<()> {
-        let Err(failed) = self.loops.detach(device) else { return Ok(()) };
+    fn detach_taken(&self, Held { volume, number, device }: Held) -> Result<Cleanup> {
+        let failed = match self.loops.detach(device) {
+            Ok(detach) => return Ok(detach.into()),
+            Err(failed) => failed,
+        };
         let (device, error) = failed.into_parts();
         if error.kind() == ErrorKind::NotFound {
-            return Ok(());
+            return Ok(Cleanup::Complete);
         }
         self.lock().push(Held { volume, number, device });
         Err(error)

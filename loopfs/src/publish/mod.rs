@@ -30,6 +30,7 @@
 //! ```
 
 mod block;
+mod cleanup;
 mod devices;
 mod directory;
 mod growth;
@@ -40,7 +41,7 @@ mod queries;
 mod stale;
 mod target;
 
-pub use block::Cleanup;
+pub use cleanup::Cleanup;
 pub use devices::{Owner, PublishOptions, PublishedDevices};
 pub use publications::Publications;
 pub use publisher::{PublishMode, Publisher};

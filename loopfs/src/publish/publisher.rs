@@ -1,12 +1,14 @@
 //! Publishing and unpublishing volumes.
 
 use std::ffi::OsStr;
+use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use nix::sys::stat::FileStat;
 
-use super::block::{self, BlockVolume, Cleanup};
+use super::block::{self, BlockVolume};
+use super::cleanup::Cleanup;
 use super::devices::{PublishOptions, PublishedDevices};
 use super::directory::Directory;
 use super::stale::StaleDevice;
@@ -129,7 +131,10 @@ impl Publisher {
     /// [`ErrorKind::Conflict`]: the volume is published.
     pub fn detach(&self, id: &VolumeId) -> Result<Cleanup> {
         let _lock = self.root.volume_locks.lock(id.clone());
-        let Some(volume) = self.block_or_clean_up(id)? else { return Ok(Cleanup::Complete) };
+        let volume = match self.block_or_clean_up(id)? {
+            ControlFlow::Break(cleanup) => return Ok(cleanup),
+            ControlFlow::Continue(volume) => volume,
+        };
         let block = self.block(&volume)?;
         self.require_unpublished("detach", id, block.published_at(&self.root.mounted_devices()?, None)?)?;
         block.detach()
@@ -252,13 +257,17 @@ impl Publisher {
     pub fn clean_up(&self, id: &VolumeId, cleared: &ClearedTarget) -> Result<Cleanup> {
         let _lock = self.root.volume_locks.lock(id.clone());
         self.close_orphans();
-        let Some(volume) = self.block_or_clean_up(id)? else { return Ok(Cleanup::Complete) };
+        let volume = match self.block_or_clean_up(id)? {
+            ControlFlow::Break(cleanup) => return Ok(cleanup),
+            ControlFlow::Continue(volume) => volume,
+        };
         let block = self.block(&volume)?;
         let mounted = self.root.mounted_devices()?;
+        let mut cleanup = Cleanup::Complete;
         if let Some(status) = &cleared.status
             && let Some(stale) = self.stale_at(id, Some(block.image()?), status)?
         {
-            stale.detach(&self.devices, &mounted)?;
+            cleanup = stale.detach(&self.devices, &mounted)?;
         }
         match block.published_at(&mounted, None)? {
             Some(in_use) => {
@@ -270,9 +279,9 @@ impl Publisher {
                 }
                 // Another publisher of the volume could not detach what this one has open.
                 self.devices.release_unmounted(id, &self.root)?;
-                Ok(Cleanup::Complete)
+                Ok(cleanup)
             }
-            None => block.detach(),
+            None => Ok(block.detach()?.and(cleanup)),
         }
     }
 
@@ -334,19 +343,19 @@ impl Publisher {
     }
 
     /// Returns a Block volume, whose devices the caller detaches. Of a Filesystem volume, which has none, and of a deleted one, removes what
-    /// is left and returns `None`.
-    fn block_or_clean_up(&self, id: &VolumeId) -> Result<Option<Volume>> {
-        match self.store.volume(id) {
-            Ok(volume) if volume.kind() == VolumeKind::Block => return Ok(Some(volume)),
-            Ok(_directory) => {}
+    /// is left.
+    fn block_or_clean_up(&self, id: &VolumeId) -> Result<ControlFlow<Cleanup, Volume>> {
+        let cleanup = match self.store.volume(id) {
+            Ok(volume) if volume.kind() == VolumeKind::Block => return Ok(ControlFlow::Continue(volume)),
+            Ok(_directory) => Cleanup::Complete,
             // Devices can be detached even if the disk accepts no writes.
             Err(error) if error.kind() == ErrorKind::NotFound => self.detach_stale_devices(id)?,
-            Err(error) if is_of_unusable_directory(&error) => {}
+            Err(error) if is_of_unusable_directory(&error) => Cleanup::Complete,
             Err(error) => return Err(error),
-        }
+        };
         // The call that unpublished the volume may have found the storage unavailable, and left the record.
         self.sync_publication(id)?;
-        Ok(None)
+        Ok(ControlFlow::Break(cleanup))
     }
 
     fn require_unpublished(
@@ -437,8 +446,8 @@ impl Publisher {
             let unmounted = orphans.into_iter().filter(|number| mounted.find(*number, None).is_none());
             let close = |number| self.devices.close(number, None, None, &|file| self.store.holds(file));
             // All of them, also after an error.
-            let closed: Vec<Result<()>> = unmounted.map(close).collect();
-            closed.into_iter().collect::<Result<()>>()
+            let closed: Vec<Result<Cleanup>> = unmounted.map(close).collect();
+            closed.into_iter().try_for_each(|closed| closed.map(drop))
         });
         if let Err(error) = closed {
             let text = "a loop device that an earlier process published could not be detached; the next cleanup retries";
@@ -452,13 +461,17 @@ impl Publisher {
     }
 
     /// Detaches the devices of a volume that was deleted while it was in use.
-    fn detach_stale_devices(&self, volume: &VolumeId) -> Result<()> {
-        let stale_devices = StaleDevice::all_for_deleted(&self.store, &self.devices, volume)?;
-        if stale_devices.is_empty() {
-            return Ok(());
+    fn detach_stale_devices(&self, volume: &VolumeId) -> Result<Cleanup> {
+        let (mut cleanup, mounted) = (Cleanup::Complete, self.root.mounted_devices()?);
+        for number in self.devices.numbers(Some(volume)) {
+            if mounted.find(number, None).is_none() {
+                cleanup = self.devices.close(number, Some(volume), None, &|_| true)?.and(cleanup);
+            }
         }
-        let mounted = self.root.mounted_devices()?;
-        stale_devices.iter().try_for_each(|stale| stale.detach(&self.devices, &mounted))
+        for stale in StaleDevice::all_for_deleted(&self.store, &self.devices, volume)? {
+            cleanup = stale.detach(&self.devices, &mounted)?.and(cleanup);
+        }
+        Ok(cleanup)
     }
 
     /// Attaches the volume's device, or returns the device if it is attached already and cancels its deferred detach. Detaches

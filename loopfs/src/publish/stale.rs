@@ -6,10 +6,11 @@
 
 use nix::sys::stat::FileStat;
 
+use super::cleanup::Cleanup;
 use super::devices::PublishedDevices;
 use super::mounted::{MountedDevices, is_loop_device, number_of};
 use crate::error::{ErrorKind, Result};
-use crate::loop_device::{BackingFile, Binding, LoopDevice, Status, query_device, query_devices};
+use crate::loop_device::{BackingFile, LoopDevice, Status, query_device};
 use crate::volume_store::{AbnormalReason, Condition, VolumeId, VolumeStats, VolumeStore};
 
 /// A loop device of a volume that is not attached to the volume's image.
@@ -52,7 +53,7 @@ impl StaleDevice {
         Ok(Self::of(image, status))
     }
 
-    /// Returns the devices of a deleted volume. Queries every loop device.
+    /// Returns the devices that are labelled as those of a deleted volume. Queries every loop device.
     pub(super) fn all_for_deleted(
         store: &VolumeStore,
         devices: &PublishedDevices,
@@ -64,16 +65,8 @@ impl StaleDevice {
                 "skipped a loop device in the search for those of the deleted volume {volume}: {error}"
             ));
         }
-        let numbers = devices.numbers(Some(volume));
-        let binding = |number| LoopDevice::open_device_number(number).map(|device| device.binding().clone());
-        let held: Vec<Binding> =
-            query_devices(numbers, binding).filter_map(|(_, binding)| binding.ok()).collect();
-        let is_held = |status: &Status| held.iter().any(|binding| binding.is_same(&status.binding));
         let mut found: Vec<Status> = list.devices;
-        found.retain(|status| {
-            let is_labelled = status.is_labelled(volume.as_str()) && store.holds(&status.binding.backing);
-            is_labelled || is_held(status)
-        });
+        found.retain(|status| status.is_labelled(volume.as_str()) && store.holds(&status.binding.backing));
         if found.is_empty() {
             return Ok(Vec::new());
         }
@@ -89,20 +82,25 @@ impl StaleDevice {
     }
 
     /// Detaches the device, unless its node is mounted: the number of a detached device is reused for other volumes.
-    pub(super) fn detach(&self, devices: &PublishedDevices, mounted: &MountedDevices) -> Result<()> {
+    pub(super) fn detach(&self, devices: &PublishedDevices, mounted: &MountedDevices) -> Result<Cleanup> {
         // The device is opened by its binding, because it may have been detached since and its index reused.
-        let Ok(device) = LoopDevice::open_binding(&self.status.binding) else { return Ok(()) };
+        let device = match LoopDevice::open_binding(&self.status.binding) {
+            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Cleanup::Complete),
+            device => device?,
+        };
         let number = device.device_number()?;
         if mounted.find(number, None).is_some() {
-            return Ok(());
+            return Ok(Cleanup::Complete);
         }
         drop(devices.release(number));
-        devices.report(&format!(
-            "detaching a loop device whose file is not the volume's image: {}",
-            self.status.binding
-        ));
-        drop(devices.loops().detach(device)?);
-        Ok(())
+        // A deferred detach is repeated.
+        if !self.status.auto_clear {
+            devices.report(&format!(
+                "detaching a loop device whose file is not the volume's image: {}",
+                self.status.binding
+            ));
+        }
+        Ok(devices.loops().detach(device)?.into())
     }
 
     /// Returns the use and capacity of the volume, as far as the device reports them.

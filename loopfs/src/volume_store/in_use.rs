@@ -32,10 +32,10 @@ use nix::fcntl::{Flock, FlockArg, OFlag, RenameFlags, readlinkat, renameat2};
 use nix::unistd::{UnlinkatFlags, symlinkat, unlinkat};
 
 use super::id::VolumeId;
-use super::on_disk::Boot;
 use super::on_disk::layout::{self, Layout};
 use super::source::ContentSource;
 use super::store::VolumeStore;
+use crate::boot::Boot;
 use crate::error::{Error, ErrorKind, Explanation, Result};
 use crate::mount::table::Mount;
 use crate::{flock, loop_device};

@@ -41,7 +41,7 @@
 //!
 //! | lock | what it is | protects | taken after, before | who waits | after a crash |
 //! |---|---|---|---|---|---|
-//! | data directory | flock of the root of the file system | initialising the store, its UUID and the recorded overhead | first; nothing is locked inside | [`VolumeStore::open`] and the mount of the data disk, which waits up to 60 s | the next call completes the initialisation |
+//! | opening | flock of `staging` | initialising the store, its UUID and the recorded overhead | first; nothing is locked inside | [`VolumeStore::open`] | the next call completes the initialisation |
 //! | turn | flock of `.loopfs`, shared or exclusive | exclusive callers from a stream of shared ones | only while waiting for the store | every change waits while an exclusive caller waits for the store | nothing |
 //! | store | flock of `.loopfs/lock`, shared or exclusive | project ids of directories without a name, from recovery | after the turn, before all below | shared: create, expand, copy, delete, and the removal of a volume directory from the trash; exclusive: [`VolumeStore::recover`] and the retry of deferred releases. A copy of a directory releases it while it copies files | what [`VolumeStore::recover`] removes |
 //! | publication records | flock of `.loopfs/users` | the records, and a volume from publishing while it is deleted | after the store (deletion only), before the mount cache and the lock of an image, which is tried | publishing, unpublishing and deleting. Held until the entry is in the trash | a record without a mount, until [`VolumeStore::sync_publications`] |

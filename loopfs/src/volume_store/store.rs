@@ -58,17 +58,23 @@ impl VolumeStore {
     /// ids of 16 bits. [`ErrorKind::PermissionDenied`]: the process has no `CAP_SYS_ADMIN`. Each error says what
     /// to do. [`ErrorKind::InvalidInput`]: the store has entries, and [`StoreOptions::project_ids`] is another range than for these.
     pub fn open(data_dir: &Path, options: StoreOptions) -> Result<Self> {
-        let filesystem = DataFilesystem::open(data_dir).map_err(|error| classify_missing(error, data_dir))?;
-        // Two processes may initialise the store concurrently.
-        let root = layout::open_directory(&filesystem.root, ".")?;
-        let _initialising =
-            flock::exclusive(root, options.lock_timeout, "open the store, which locks the data directory")?;
-        filesystem.require_record()?;
-        if !Layout::is_initialised(filesystem.root.as_fd())? {
-            if filesystem.recorded_uuid()?.is_some() {
+        let filesystem = recorded_filesystem(data_dir)?;
+        let root = filesystem.root.as_fd();
+        // Read first, because another process may write it after it has initialised the store.
+        let is_recorded = filesystem.recorded_uuid()?.is_some();
+        if !Layout::is_initialised(root)? {
+            if is_recorded {
                 return Err(lost_store(data_dir));
             }
-            Layout::initialise(filesystem.root.as_fd())?;
+            layout::make_directory(root, layout::STAGING)?;
+        }
+        // Two processes may initialise the store concurrently. Any user can lock the root of the file system, and only root this directory.
+        let staging = layout::open_directory(root, layout::STAGING)?;
+        let _opening =
+            flock::exclusive(staging, options.lock_timeout, "open the store, which takes the lock")?;
+        filesystem.require_record()?;
+        if !Layout::is_initialised(root)? {
+            Layout::initialise(root)?;
         }
         if filesystem.recorded_uuid()?.is_none() {
             filesystem.write_record()?;
@@ -85,8 +91,10 @@ impl VolumeStore {
     /// [`ErrorKind::NotFound`]: the file system contains no store. Otherwise as [`open`](Self::open).
     pub fn open_existing(data_dir: &Path, options: StoreOptions) -> Result<Self> {
         let filesystem = recorded_filesystem(data_dir)?;
+        // Read first, as above.
+        let recorded = filesystem.recorded_uuid()?;
         if !Layout::is_initialised(filesystem.root.as_fd())? {
-            return Err(match filesystem.recorded_uuid()? {
+            return Err(match recorded {
                 Some(_) => lost_store(data_dir),
                 None => {
                     let detail = "there is no store on the file system that is mounted there";

@@ -56,6 +56,22 @@ fn a_directory_is_limited_and_unlimited() {
     }
 }
 
+/// The limit of the outer directory stays.
+#[test]
+fn a_directory_inside_of_a_limited_one_is_refused() {
+    let _leaks = Leaks::watch();
+    let directory = directory();
+    limit_directory(open(directory.path()), SOME).unwrap();
+    let inner = directory.path().join("inner");
+    fs::create_dir(&inner).unwrap();
+    assert_fails(limit_directory(open(&inner), Limits::hard(Bytes(2 * MIB), Inodes(9))), ErrorKind::Conflict);
+    assert_fails(unlimit_directory(open(&inner)), ErrorKind::Conflict);
+    let [usage] = used().try_into().unwrap();
+    assert_eq!((usage.limits.bytes, usage.inodes), (Some(Bytes(MIB)), Inodes(2)));
+    assert_eq!(project_of(open(&inner)).unwrap(), usage.id.get());
+    assert_eq!(unlimit_directory(open(directory.path())).unwrap(), Release::Freed);
+}
+
 #[test]
 fn removed_directories_free_their_ids() {
     let _leaks = Leaks::watch();

@@ -17,13 +17,17 @@ fn a_lock_timeout_names_the_file() {
     drop(store());
     let options = StoreOptions { lock_timeout: Duration::from_millis(20), ..StoreOptions::default() };
     let open = || VolumeStore::open(&xfs(), options.clone());
+    // Any user can lock this directory.
+    let root = File::open(xfs()).unwrap();
+    root.lock().unwrap();
     let store = open().unwrap();
+    drop(root);
     let (image, directory) = (id("image"), id("directory"));
     store.create(&image, &VolumeSpec::new(VolumeKind::Block, Bytes(MIB))).unwrap();
     let spec = VolumeSpec::new(VolumeKind::Filesystem, Bytes(MIB));
     let create = || store.create(&directory, &spec).map(drop);
     let calls: [(PathBuf, &dyn Fn() -> loopfs::Result<()>); 8] = [
-        (xfs(), &|| open().map(drop)),
+        (xfs().join("staging"), &|| open().map(drop)),
         (xfs().join(".loopfs/lock"), &create),
         (xfs().join(".loopfs/lock"), &|| store.delete(&image).map(drop)),
         (xfs().join(".loopfs/lock"), &|| store.recover().map(drop)),

@@ -1,14 +1,25 @@
 use std::collections::BTreeSet;
 use std::fs::{self, File};
+use std::io::Read;
 use std::path::PathBuf;
+use std::process::Stdio;
 
 use loopfs::mount::{
-    AccessTime, KnownMount, MountCache, MountFlags, bind_mount, is_mount_point, table as mountinfo, unmount,
+    AccessTime, Isolation, KnownMount, MountCache, MountFlags, bind_mount, is_mount_point,
+    table as mountinfo, unmount,
 };
+use nix::mount::{MsFlags, mount};
+use nix::sched::{CloneFlags, unshare};
+use nix::sys::wait::{Id, WaitPidFlag, waitid};
+use nix::unistd::Pid;
 use rustix::fs::CWD;
 use rustix::mount::{MoveMountFlags, OpenTreeFlags, move_mount, open_tree};
 
-use crate::environment::{Leaks, directory, scratch};
+use crate::environment::{Leaks, directory, scratch, this_test_again};
+use crate::namespaces::in_namespace;
+
+/// Set in a process that ends with its standard input.
+const CHILD: &str = "LOOPFS_TEST_MOUNT_NAMESPACE";
 
 #[test]
 fn a_bind_mount_has_own_flags() {
@@ -176,4 +187,40 @@ fn only_mounted_entries_are_mount_points() {
     assert!(is("target") && !is("link"));
     unmount(&target).unwrap();
     assert!(!is("target"));
+}
+
+/// A shared mount appears elsewhere only if a process in another mount namespace has a mount of its peer group. A process that has
+/// ended is in no mount namespace, also if its parent has not waited for it.
+#[test]
+fn a_shared_mount_without_peers_is_isolated() {
+    if std::env::var_os(CHILD).is_some() {
+        std::io::stdin().read_to_end(&mut Vec::new()).unwrap();
+        return;
+    }
+    let _leaks = Leaks::watch();
+    let target = scratch();
+    let mut ended = this_test_again(CHILD, "yes").stdout(Stdio::null()).spawn().unwrap();
+    let pid = Id::Pid(Pid::from_raw(ended.id().cast_signed()));
+    waitid(pid, WaitPidFlag::WEXITED | WaitPidFlag::WNOWAIT).unwrap();
+    let mut other = this_test_again(CHILD, "yes");
+    other.stdin(Stdio::piped()).stdout(Stdio::null());
+    in_namespace(|| {
+        let nothing = None::<&str>;
+        mount(Some("none"), target.path(), Some("tmpfs"), MsFlags::empty(), nothing).unwrap();
+        mount(nothing, target.path(), nothing, MsFlags::MS_SHARED, nothing).unwrap();
+        let mounts = mountinfo::read().unwrap();
+        let shared = mountinfo::at(&mounts, target.path()).unwrap();
+        assert_eq!(Isolation::of(shared), Some(Isolation::NoPeers));
+
+        let in_copy = || {
+            unshare(CloneFlags::CLONE_NEWNS).unwrap();
+            other.spawn().unwrap()
+        };
+        let mut peer = std::thread::scope(|scope| scope.spawn(in_copy).join().unwrap());
+        assert_eq!(Isolation::of(shared), None);
+        // It ends with its standard input.
+        assert!(peer.wait().unwrap().success());
+        assert_eq!(Isolation::of(shared), Some(Isolation::NoPeers));
+    });
+    assert!(ended.wait().unwrap().success());
 }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use loopfs::loop_device::unmanaged::Device;
-use loopfs::loop_device::{Access, LoopControl};
+use loopfs::loop_device::{Access, LoopControl, LoopDevice};
 use loopfs::mount::MountFlags;
 use loopfs::project_quota::{Limits, ProjectId, project_of};
 use loopfs::publish::{Cleanup, Publications, PublishMode, PublishOptions, PublishRoot, Publisher};
@@ -15,8 +15,8 @@ use loopfs::volume_store::{VolumeId, VolumeKind, VolumeSpec};
 use loopfs::{Bytes, ErrorKind};
 use rstest::rstest;
 
-use crate::environment::{Leaks, id, quota, scratch, store, xfs};
-use crate::fixtures::assert_fails;
+use crate::environment::{Leaks, id, quota, scratch, store, wait_until, xfs};
+use crate::fixtures::{assert_fails, entry};
 
 const WRITABLE: PublishMode = PublishMode::Device(Access::ReadWrite);
 
@@ -283,6 +283,24 @@ fn a_used_device_prevents_deletion() {
     assert_eq!(places, [here.path().join("a")]);
     assert_eq!(again.unpublish(&id, Path::new("a")).unwrap(), Cleanup::Complete);
     delete(&second, &id);
+}
+
+/// An administrator has deleted the volume, and a process has its device open.
+#[test]
+fn the_device_of_a_deleted_volume_is_detached_at_its_last_close() {
+    let (_leaks, root, publisher) = set_up();
+    let id = create(&publisher, "deleted", VolumeKind::Block);
+    publisher.publish(&id, Path::new("a"), WRITABLE).unwrap();
+    let index = LoopDevice::open_path(&root.path().join("a")).unwrap().index();
+    // Not through the target, which could not be unmounted then.
+    let user = File::open(format!("/dev/loop{index}")).unwrap();
+    fs::rename(entry(&id), xfs().join("trash/deleted.0123456789abcdef")).unwrap();
+    for _ in 0..2 {
+        assert_eq!(publisher.unpublish(&id, Path::new("a")).unwrap(), Cleanup::DetachDeferred);
+    }
+    drop(user);
+    wait_until(|| publisher.detach(&id).unwrap() == Cleanup::Complete);
+    assert_eq!(publisher.store().empty_trash().unwrap(), 1);
 }
 
 #[test]

@@ -4,9 +4,13 @@ use std::fs::File;
 
 use loopfs::Bytes;
 use loopfs::volume_store::{AbnormalReason, Condition, Provisioning, VolumeId, VolumeKind, VolumeSpec};
-use nix::fcntl::{FallocateFlags, fallocate};
+use nix::errno::Errno;
+use nix::fcntl::{AtFlags, FallocateFlags, fallocate};
+use seccompiler::{
+    BpfProgram, SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompFilter, SeccompRule,
+};
 
-use crate::environment::{Leaks, MIB, directory, id, store, wait_for_deferred_frees, xfs};
+use crate::environment::{self, Leaks, MIB, directory, id, store, wait_for_deferred_frees, xfs};
 use crate::fixtures::TestStore;
 
 /// The tolerance for what the file system uses for directories, inodes and quotas.
@@ -48,6 +52,26 @@ fn taken_space_is_reported() {
     directory.close().unwrap();
     wait_for_deferred_frees();
     assert_eq!([&mounted, &thin].map(is_taken), [false; 2]);
+}
+
+/// A total without the image would give its reservation to other volumes.
+#[test]
+fn a_count_fails_if_an_image_cannot_be_read() {
+    let (store, image) = (TestStore::open(), id("counted"));
+    store.create(&image, &VolumeSpec::new(VolumeKind::Block, Bytes(MIB))).unwrap();
+    let count_in_vain = || {
+        let nofollow = u64::from(AtFlags::AT_SYMLINK_NOFOLLOW.bits().cast_unsigned());
+        let nofollow = SeccompCondition::new(3, SeccompCmpArgLen::Dword, SeccompCmpOp::Eq, nofollow).unwrap();
+        let rules = [(libc::SYS_newfstatat, vec![SeccompRule::new(vec![nofollow]).unwrap()])].into();
+        let failing = SeccompAction::Errno(Errno::EIO as u32);
+        let arch = std::env::consts::ARCH.try_into().unwrap();
+        let filter = SeccompFilter::new(rules, SeccompAction::Allow, failing, arch).unwrap();
+        seccompiler::apply_filter(&BpfProgram::try_from(filter).unwrap()).unwrap();
+        environment::store().space().unwrap_err()
+    };
+    let error = std::thread::scope(|scope| scope.spawn(count_in_vain).join().unwrap());
+    assert!(error.to_string().contains("count the space of image counted"), "{error}");
+    environment::store().space().unwrap();
 }
 
 #[test]

@@ -35,7 +35,8 @@ Exit codes:
 With --json, standard output is one JSON document: sizes in bytes, times in seconds since 1970, null for none. Field
 names do not change; new fields may be added. Errors are text on standard error.
 
-All commands but `doctor` need root (CAP_SYS_ADMIN). Project quotas need XFS mounted with prjquota, and Linux 5.14.
+Commands that change or read devices, quotas or a store need root (CAP_SYS_ADMIN). Project quotas need XFS
+mounted with prjquota, and Linux 5.14.
 
 Examples:
   loopfs attach disk.img                        # prints /dev/loop65536

@@ -27,7 +27,8 @@ pub(crate) enum QuotaCommand {
     /// Limit a directory
     ///
     /// Puts the directory and its content into a project of its own, with an id from 1291845632 to 1308622847. Repeat the
-    /// command to change the limits. Output and exit code are those of `loopfs quota tag`.
+    /// command to change the limits. A directory inside of a limited one is refused. Output and exit code are those of `loopfs
+    /// quota tag`.
     #[command(verbatim_doc_comment)]
     Limit(LimitDirectory),
     /// Remove the limit that `loopfs quota limit` has set
@@ -105,17 +106,21 @@ pub(crate) struct ListProjects {
     directory: PathBuf,
 }
 
+fn or_unlimited(error: String) -> String {
+    format!("{error}; or write `unlimited`")
+}
+
 fn byte_limit(text: &str) -> Result<Limit<Bytes>, String> {
     match text {
         "unlimited" => Ok(Limit::Unlimited),
-        text => nonzero(text).map(|bytes| Limit::Hard(Bytes(bytes))),
+        text => nonzero(text).map(|bytes| Limit::Hard(Bytes(bytes))).map_err(or_unlimited),
     }
 }
 
 fn inode_limit(text: &str) -> Result<Limit<Inodes>, String> {
     match text {
         "unlimited" => Ok(Limit::Unlimited),
-        text => nonzero_number(text).map(|inodes| Limit::Hard(Inodes(inodes))),
+        text => nonzero_number(text).map(|inodes| Limit::Hard(Inodes(inodes))).map_err(or_unlimited),
     }
 }
 

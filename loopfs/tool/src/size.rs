@@ -26,11 +26,7 @@ pub(crate) fn nonzero_number(text: &str) -> Result<u64, String> {
 
 fn limit(number: u64) -> Result<u64, String> {
     // The kernel interprets 0 as no limit.
-    if number == 0 {
-        Err("0 cannot be a limit; write `unlimited` if that is meant".to_owned())
-    } else {
-        Ok(number)
-    }
+    if number == 0 { Err("0 cannot be a limit".to_owned()) } else { Ok(number) }
 }
 
 /// Formats a size in its largest unit.

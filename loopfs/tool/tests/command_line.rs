@@ -21,7 +21,7 @@ fn text(bytes: &[u8]) -> String {
 #[case::index(&["attach", "f", "--index", "loop7"], "write pool, any or a number")]
 #[case::id(&["quota", "show", "/", "--id", "0"], "write a number from 1 to 4294967294")]
 #[case::no_limit(&["quota", "set", "/", "--id", "7"], "required arguments were not provided")]
-#[case::zero(&["quota", "set", "/", "--id", "7", "--bytes", "0"], "write `unlimited` if that is meant")]
+#[case::zero(&["quota", "set", "/", "--id", "7", "--bytes", "0"], "0 cannot be a limit; or write `unlimited`")]
 #[case::unconfirmed_format(&["data-dir", "format", "/dev/null"], "--yes-format-this-disk")]
 #[case::label(&["data-dir", "format", "/dev/null", "--yes-format-this-disk", "--label", "thirteen-byte"], "write 1 to 12 letters")]
 fn an_invalid_command_exits_with_2(#[case] args: &[&str], #[case] says: &str) {

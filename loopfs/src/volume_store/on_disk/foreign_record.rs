@@ -78,7 +78,7 @@ impl ForeignRecord {
                 format!(
                     "{names} files or directories of this volume carry another project id than the volume, {example:?} for \
                      example: their space is charged to {other} and not to this volume; the owner changed their project id. \
-                     `loopfs quota tag` on the volume's directory, or loopfs-provisioner with --repair-projects, puts them back"
+                     `loopfs quota tag` on the volume's directory, or loopfs-csi with --repair-projects, puts them back"
                 ),
             );
         }
@@ -87,7 +87,7 @@ impl ForeignRecord {
             format!(
                 "{names} files or directories of volume {other}, {example:?} for example, carry the project id of this volume \
                  and use up its limit; their owner changed their project id. `loopfs quota tag` on the directory of volume \
-                 {other}, or loopfs-provisioner with --repair-projects, puts them back"
+                 {other}, or loopfs-csi with --repair-projects, puts them back"
             ),
         )
     }

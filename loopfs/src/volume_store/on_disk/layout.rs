@@ -25,7 +25,7 @@ use nix::sys::stat::{FileStat, Mode, fstatat, futimens, mkdirat};
 use nix::sys::time::TimeSpec;
 use nix::unistd::fsync;
 
-use super::boot::Boot;
+use crate::boot::Boot;
 use crate::error::{Context, Error, ErrorKind, Result};
 use crate::flock::{self, Queue};
 use crate::loop_device::Access;
@@ -35,8 +35,12 @@ use crate::volume_store::source::ContentSource;
 
 const FORMAT: &str = "loopfs store 1\n";
 const PUBLICATIONS: &str = ".loopfs/users";
+/// The directory of the files of the store.
+pub(crate) const PRIVATE: &str = ".loopfs";
+/// The directory of the copies in progress.
+pub(crate) const STAGING: &str = "staging";
 /// The directories of a store at the root of its file system.
-pub(crate) const OWN: [&str; 5] = [".loopfs", "volumes", "snapshots", "staging", "trash"];
+pub(crate) const OWN: [&str; 5] = [PRIVATE, "volumes", "snapshots", STAGING, "trash"];
 
 /// The directories of the store, held open. Everything else is opened beneath them.
 #[derive(Debug)]
@@ -83,7 +87,7 @@ impl Layout {
             make_directory(root, name)?;
         }
         make_directory(root, PUBLICATIONS)?;
-        let private = open_directory(root, ".loopfs")?;
+        let private = open_directory(root, PRIVATE)?;
         for name in ["lock", "project-ids", "promised"] {
             open_file(&private, name, OFlag::O_RDWR | OFlag::O_CREAT)?;
         }
@@ -92,17 +96,17 @@ impl Layout {
         fsync(&temporary).context("fsync", ".loopfs/format.new")?;
         renameat2(&private, "format.new", &private, "format", RenameFlags::empty())
             .context("make", ".loopfs/format")?;
-        fsync(&private).context("fsync", ".loopfs")?;
+        fsync(&private).context("fsync", PRIVATE)?;
         fsync(root).context("fsync", "the root of the store")
     }
 
     pub(crate) fn open(root: BorrowedFd<'_>, lock_timeout: Duration) -> Result<Self> {
         Ok(Self {
-            private: open_directory(root, ".loopfs")?,
+            private: open_directory(root, PRIVATE)?,
             volumes: open_directory(root, "volumes")?,
             snapshots: open_directory(root, "snapshots")?,
             publications: open_directory(root, PUBLICATIONS)?,
-            staging: open_directory(root, "staging")?,
+            staging: open_directory(root, STAGING)?,
             trash: open_directory(root, "trash")?,
             boot: Boot::current()?,
             record_queue: Queue::default(),
@@ -240,7 +244,7 @@ pub(crate) fn rename(
 }
 
 /// Creates a directory that only root can pass, whatever the modes of its entries.
-fn make_directory(root: BorrowedFd<'_>, name: &str) -> Result<()> {
+pub(crate) fn make_directory(root: BorrowedFd<'_>, name: &str) -> Result<()> {
     match mkdirat(root, name, Mode::S_IRWXU) {
         Ok(()) | Err(Errno::EEXIST) => Ok(()),
         Err(errno) => Err(Error::sys("make the directory", name, errno)),

@@ -2,7 +2,6 @@
 
 mod annotations;
 pub(crate) mod attribute;
-mod boot;
 mod directory;
 mod filesystem;
 mod foreign_record;
@@ -12,7 +11,6 @@ pub(crate) mod made_from;
 
 pub use annotations::Annotations;
 pub(crate) use annotations::{is_pending, remove_pending};
-pub(crate) use boot::Boot;
 pub use directory::DirectorySpec;
 pub(crate) use directory::{DirectoryAttributes, assigned_ids, projects};
 pub(crate) use filesystem::{DataFilesystem, classify_missing, explain_failure};

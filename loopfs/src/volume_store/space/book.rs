@@ -208,9 +208,11 @@ impl<'s> SpaceBook<'s> {
     pub(crate) fn release_project(&self, project: ProjectId) -> Result<Release> {
         // Before the record is locked. Otherwise all creations would wait for the files that any tenant has deleted.
         let finished = self.filesystem.quota().finish_inactivation(project);
-        self.change_total(|totals| {
+        let released = self.change_total(|totals| {
             self.ids.release_finished(project, finished, |usage| totals.release_limit(usage))
-        })
+        });
+        // Also if the record could not be locked. Of a copy that was discarded, nothing else would find the id before recovery.
+        released.inspect_err(|_| self.ids.defer_release(project))
     }
 
     /// Tries again to free the project ids whose release was deferred. The exclusive lock prevents other processes from creating

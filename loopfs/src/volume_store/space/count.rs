@@ -25,12 +25,12 @@ use crate::error::{Context, ErrorKind, Result};
 use crate::sys::fiemap::{self, FiemapExtent};
 use crate::sys::xattr;
 use crate::units::{Bytes, Inodes};
+use crate::volume_store::on_disk::layout::PRIVATE;
 use crate::volume_store::on_disk::{attribute, is_snapshot, layout, may_share};
 use crate::volume_store::spec::Provisioning;
 
 /// On `.loopfs`: bytes in use beside inodes, and the size of the file system, when the store was empty.
 const OVERHEAD: &CStr = c"trusted.loopfs.overhead";
-const PRIVATE: &str = ".loopfs";
 /// The free-space trees of XFS grow and shrink by a few blocks.
 const FLUCTUATION: Bytes = Bytes(256 << 10);
 
@@ -73,7 +73,7 @@ impl SpaceBook<'_> {
         Ok(Reserved { volumes, inodes: Inodes(inodes), overhead, exact: true })
     }
 
-    /// Records the overhead if the store is empty and has no record yet. The caller has locked the data directory.
+    /// Records the overhead if the store is empty and has no record yet. The caller has locked `staging`.
     pub(crate) fn record_overhead(&self) -> Result<()> {
         if self.recorded_overhead()?.is_some() || self.layout.has_entries()? {
             return Ok(());
@@ -121,15 +121,18 @@ impl ImageSpace {
     /// Counts one image, and adds its shared blocks to `shared`. Returns `None` for an entry that is not an image, and for one
     /// that was removed since it was listed.
     fn count(directory: &OwnedFd, name: &str, shared: &mut SharedBlocks) -> Result<Option<Self>> {
-        let Ok(status) = fstatat(directory, name, AtFlags::AT_SYMLINK_NOFOLLOW) else { return Ok(None) };
+        let status = match fstatat(directory, name, AtFlags::AT_SYMLINK_NOFOLLOW) {
+            Err(Errno::ENOENT) => return Ok(None),
+            status => status.context("count the space of image", name)?,
+        };
         if status.st_mode & libc::S_IFMT != libc::S_IFREG {
             return Ok(None);
         }
         let allocated = Bytes::from_basic_blocks(status.st_blocks as u64);
         let mut alone = allocated;
-        let Ok(image) = layout::open_beneath(directory.as_fd(), name, OFlag::O_RDONLY | OFlag::O_NONBLOCK)
-        else {
-            return Ok(None);
+        let image = match layout::open_beneath(directory.as_fd(), name, OFlag::O_RDONLY | OFlag::O_NONBLOCK) {
+            Err(Errno::ENOENT) => return Ok(None),
+            image => image.context("count the space of image", name)?,
         };
         // An image keeps its reservation if it was truncated, in the trash or by another program.
         let size = Bytes(status.st_size as u64).max(recorded(&image).unwrap_or_default());

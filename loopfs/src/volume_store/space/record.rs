@@ -16,6 +16,7 @@ use nix::errno::Errno;
 use nix::fcntl::{FcntlArg, OFlag, fcntl};
 
 use super::reservation::Reservation;
+use crate::boot::Boot;
 use crate::descriptor::reopen;
 use crate::error::{Context, Error, ErrorKind, Result};
 use crate::flock::QueuedLock;
@@ -23,7 +24,6 @@ use crate::project_quota::Usage;
 use crate::sys::file_lock::lock_of;
 use crate::sys::{random, xattr};
 use crate::units::{Bytes, Inodes};
-use crate::volume_store::on_disk::Boot;
 use crate::volume_store::on_disk::layout::{self, Layout};
 
 const FILE: &str = ".loopfs/promised";
