@@ -175,7 +175,7 @@ impl Controller for ControllerService {
         request: Request<wire::ValidateVolumeCapabilitiesRequest>,
     ) -> Result<Response<wire::ValidateVolumeCapabilitiesResponse>, Status> {
         let request = request.into_inner();
-        rpc::traced("ValidateVolumeCapabilities", RpcKind::ReadOnly, &request.volume_id.clone(), async {
+        rpc::traced("ValidateVolumeCapabilities", RpcKind::Quiet, &request.volume_id.clone(), async {
             let confirmed = wire::validate_volume_capabilities_response::Confirmed {
                 volume_context: request.volume_context.clone(),
                 volume_capabilities: request.volume_capabilities.clone(),
@@ -207,7 +207,7 @@ impl Controller for ControllerService {
         request: Request<wire::ListVolumesRequest>,
     ) -> Result<Response<wire::ListVolumesResponse>, Status> {
         let request = request.into_inner();
-        rpc::traced("ListVolumes", RpcKind::ReadOnly, "", async {
+        rpc::traced("ListVolumes", RpcKind::Quiet, "", async {
             let list = ListRequest::parse(request.max_entries, &request.starting_token)?;
             let Page { items, next_token } =
                 self.operations.unlocked(move |volumes| volumes.list(&list, |_any| true)).await?;
@@ -228,7 +228,7 @@ impl Controller for ControllerService {
         request: Request<wire::ControllerGetVolumeRequest>,
     ) -> Result<Response<wire::ControllerGetVolumeResponse>, Status> {
         let request = request.into_inner();
-        rpc::traced("ControllerGetVolume", RpcKind::ReadOnly, &request.volume_id, async {
+        rpc::traced("ControllerGetVolume", RpcKind::Quiet, &request.volume_id, async {
             let volume = request::volume_id(&request.volume_id)?;
             let info = self.operations.unlocked(move |volumes| volumes.get(&volume)).await?;
             Ok(wire::ControllerGetVolumeResponse {
@@ -247,7 +247,7 @@ impl Controller for ControllerService {
         request: Request<wire::ControllerListVolumeHealthRequest>,
     ) -> Result<Response<wire::ControllerListVolumeHealthResponse>, Status> {
         let request = request.into_inner();
-        rpc::traced("ControllerListVolumeHealth", RpcKind::ReadOnly, "", async {
+        rpc::traced("ControllerListVolumeHealth", RpcKind::Quiet, "", async {
             let list = ListRequest::parse(request.max_entries, &request.starting_token)?;
             let Page { items, next_token } =
                 self.operations.unlocked(move |volumes| volumes.list_abnormal(&list)).await?;
@@ -262,7 +262,7 @@ impl Controller for ControllerService {
         request: Request<wire::ControllerGetVolumeHealthRequest>,
     ) -> Result<Response<wire::ControllerGetVolumeHealthResponse>, Status> {
         let request = request.into_inner();
-        rpc::traced("ControllerGetVolumeHealth", RpcKind::ReadOnly, &request.volume_id, async {
+        rpc::traced("ControllerGetVolumeHealth", RpcKind::Quiet, &request.volume_id, async {
             let volume = request::volume_id(&request.volume_id)?;
             let info = self.operations.unlocked(move |volumes| volumes.get(&volume)).await?;
             Ok(wire::ControllerGetVolumeHealthResponse { volume_health: Some(info.into()) })
@@ -275,7 +275,7 @@ impl Controller for ControllerService {
         request: Request<wire::GetCapacityRequest>,
     ) -> Result<Response<wire::GetCapacityResponse>, Status> {
         let request = request.into_inner();
-        rpc::traced("GetCapacity", RpcKind::ReadOnly, "", async {
+        rpc::traced("GetCapacity", RpcKind::Quiet, "", async {
             let (is_here, kind, settings) = self.requests.capacity(request)?;
             let work = move |volumes: &Volumes| match is_here {
                 true => capacity(volumes, &settings, kind),
@@ -361,7 +361,7 @@ impl Controller for ControllerService {
         request: Request<wire::ListSnapshotsRequest>,
     ) -> Result<Response<wire::ListSnapshotsResponse>, Status> {
         let request = request.into_inner();
-        rpc::traced("ListSnapshots", RpcKind::ReadOnly, "", async {
+        rpc::traced("ListSnapshots", RpcKind::Quiet, "", async {
             let list = ListRequest::parse(request.max_entries, &request.starting_token)?;
             let filter = Filter::parse(&request.snapshot_id, &request.source_volume_id);
             let work = move |volumes: &Volumes| volumes.list_snapshots(&list, filter.as_ref());
@@ -379,7 +379,7 @@ impl Controller for ControllerService {
         request: Request<wire::GetSnapshotRequest>,
     ) -> Result<Response<wire::GetSnapshotResponse>, Status> {
         let request = request.into_inner();
-        rpc::traced("GetSnapshot", RpcKind::ReadOnly, &request.snapshot_id, async {
+        rpc::traced("GetSnapshot", RpcKind::Quiet, &request.snapshot_id, async {
             let id: SnapshotId = existing_id("snapshot_id", "snapshot", &request.snapshot_id)?;
             let found = self.operations.unlocked(move |volumes| volumes.snapshot(&id)).await?;
             let snapshot = Some(snapshots::message(&found, &self.requests.node));

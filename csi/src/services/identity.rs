@@ -60,7 +60,7 @@ impl Identity for IdentityService {
         &self,
         _request: Request<wire::ProbeRequest>,
     ) -> Result<Response<wire::ProbeResponse>, Status> {
-        rpc::traced("Probe", RpcKind::ReadOnly, "", async {
+        rpc::traced("Probe", RpcKind::Quiet, "", async {
             let health = self.probe.health().await?;
             Ok(wire::ProbeResponse { ready: Some(health == Readiness::Ready) })
         })

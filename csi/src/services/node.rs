@@ -139,7 +139,7 @@ impl Node for NodeService {
         request: Request<wire::NodeGetVolumeStatsRequest>,
     ) -> Result<Response<wire::NodeGetVolumeStatsResponse>, Status> {
         let request = request.into_inner();
-        rpc::traced("NodeGetVolumeStats", RpcKind::ReadOnly, &request.volume_id, async {
+        rpc::traced("NodeGetVolumeStats", RpcKind::Quiet, &request.volume_id, async {
             let (id, path) = self.requests.volume_at(&request.volume_id, &request.volume_path)?;
             let work = move |volumes: &Volumes| {
                 let target = match &path {
@@ -166,7 +166,7 @@ impl Node for NodeService {
         request: Request<wire::NodeGetVolumeHealthRequest>,
     ) -> Result<Response<wire::NodeGetVolumeHealthResponse>, Status> {
         let request = request.into_inner();
-        rpc::traced("NodeGetVolumeHealth", RpcKind::ReadOnly, &request.volume_id, async {
+        rpc::traced("NodeGetVolumeHealth", RpcKind::Quiet, &request.volume_id, async {
             let volume = request::volume_id(&request.volume_id)?;
             let info = self.operations.unlocked(move |volumes| volumes.get(&volume)).await?;
             Ok(wire::NodeGetVolumeHealthResponse { volume_health: Some(info.into()) })
@@ -178,7 +178,7 @@ impl Node for NodeService {
         &self,
         _request: Request<wire::NodeGetStorageHealthRequest>,
     ) -> Result<Response<wire::NodeGetStorageHealthResponse>, Status> {
-        rpc::traced("NodeGetStorageHealth", RpcKind::ReadOnly, "", async {
+        rpc::traced("NodeGetStorageHealth", RpcKind::Quiet, "", async {
             let problem = match self.probe.health().await {
                 Err(error @ Error::StorageUnavailable(_)) => Some(error),
                 Ok(Readiness::Starting) => Some(Error::StorageStarting),

@@ -39,8 +39,8 @@ const MAX_MESSAGE_LEN: usize = 2048;
 pub(super) enum RpcKind {
     /// The RPC changes state. Its success is logged by default.
     Mutating,
-    /// The RPC changes nothing, and orchestrators call it repeatedly.
-    ReadOnly,
+    /// The RPC changes nothing, or is called repeatedly and changes something once.
+    Quiet,
 }
 
 /// Runs one call, logs its result, and converts its error to a status.
@@ -116,8 +116,8 @@ pub(crate) struct Volumes {
     pub(crate) changes: Arc<Changes>,
 }
 
-/// The volumes, and the locks of the operations that are in progress on them. Work other than a copy continues after its client has
-/// disconnected. All work keeps its locks until it ends.
+/// The volumes, and the locks of the operations that are in progress on them. Work other than a copy, and a deletion by
+/// `loopfs.v1.Volumes` that has not begun, continues after its client has disconnected. All work keeps its locks until it ends.
 #[derive(Clone, Debug)]
 pub(crate) struct VolumeOperations {
     pub(super) volumes: Arc<Volumes>,

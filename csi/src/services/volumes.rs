@@ -27,6 +27,7 @@ use crate::custody;
 use crate::error::{Error, InvalidRequest, Result};
 use crate::foreign_files::{ForeignFileSearch, FoundFiles};
 use crate::locks::{LockMode, OperationObject};
+use crate::request;
 use crate::storage::{Availability, StorageMonitor, require_filesystem};
 
 /// How long changes are collected until they are sent. By then, a call that caused one is usually answered and its outcome recorded, and the
@@ -126,7 +127,7 @@ impl VolumesRpc for VolumesService {
     ) -> Result<Response<wire::ExpandResponse>, Status> {
         let request = request.into_inner();
         rpc::traced("Expand", RpcKind::Mutating, &request.volume_id, async {
-            let id = volume_id(&request.volume_id)?;
+            let id = request::volume_id(&request.volume_id)?;
             let filesystem = filesystem(&request.filesystem_uuid)?;
             // The kubelet's calls for the volume continue in the meantime.
             let locks = [
@@ -147,7 +148,7 @@ impl VolumesRpc for VolumesService {
     ) -> Result<Response<wire::DeleteResponse>, Status> {
         let request = request.into_inner();
         rpc::traced("Delete", RpcKind::Mutating, &request.volume_id, async {
-            let id = volume_id(&request.volume_id)?;
+            let id = request::volume_id(&request.volume_id)?;
             let filesystem = filesystem(&request.filesystem_uuid)?;
             let locks = [(id.clone().into(), LockMode::Remove)];
             let wanted = WhileCalled::default();
@@ -168,7 +169,7 @@ impl VolumesRpc for VolumesService {
     ) -> Result<Response<wire::ConfirmResponse>, Status> {
         let request = request.into_inner();
         rpc::traced("Confirm", RpcKind::Mutating, &request.volume_id, async {
-            let id = volume_id(&request.volume_id)?;
+            let id = request::volume_id(&request.volume_id)?;
             let filesystem = filesystem(&request.filesystem_uuid)?;
             let work = move |volumes: &Volumes| {
                 let publisher = volumes.monitor.verified()?;
@@ -184,7 +185,7 @@ impl VolumesRpc for VolumesService {
 
     async fn list(&self, request: Request<wire::ListRequest>) -> Result<Response<Self::ListStream>, Status> {
         let only_pending = request.into_inner().only_pending;
-        rpc::traced("List", RpcKind::ReadOnly, "", async {
+        rpc::traced("List", RpcKind::Quiet, "", async {
             let work = move |volumes: &Volumes| {
                 let publisher = volumes.monitor.verified()?;
                 // Pending volumes last: one that was confirmed in between has its PersistentVolume.
@@ -209,7 +210,7 @@ impl VolumesRpc for VolumesService {
         request: Request<wire::CapacityRequest>,
     ) -> Result<Response<wire::CapacityResponse>, Status> {
         let request = request.into_inner();
-        rpc::traced("Capacity", RpcKind::ReadOnly, "", async {
+        rpc::traced("Capacity", RpcKind::Quiet, "", async {
             let settings = settings(&request.settings)?;
             let work = move |volumes: &Volumes| controller::capacity(volumes, &settings, None);
             let capacity = self.operations.locked_unless_hanging([], work).await?;
@@ -223,7 +224,7 @@ impl VolumesRpc for VolumesService {
         request: Request<wire::TakeCustodyRequest>,
     ) -> Result<Response<wire::TakeCustodyResponse>, Status> {
         let node_uid = request.into_inner().node_uid;
-        rpc::traced("TakeCustody", RpcKind::ReadOnly, "", async {
+        rpc::traced("TakeCustody", RpcKind::Quiet, "", async {
             require_uid(&node_uid)?;
             let record = Arc::clone(&self.custody);
             let work = move |volumes: &Volumes| {
@@ -283,7 +284,10 @@ fn new_volume(request: wire::CreateRequest) -> Result<NewVolume> {
     };
     let source = match &request.source {
         None => None,
-        Some(Source::Volume(id)) => Some(OwnedContentSource::Volume(volume_id(id)?)),
+        Some(Source::Volume(id)) => {
+            let id = VolumeId::parse(id).map_err(|error| invalid("source", &error))?;
+            Some(OwnedContentSource::Volume(id))
+        }
         Some(Source::Snapshot(id)) => {
             let id = SnapshotId::parse(id).map_err(|error| invalid("source", &error))?;
             Some(OwnedContentSource::Snapshot(id))
@@ -293,7 +297,7 @@ fn new_volume(request: wire::CreateRequest) -> Result<NewVolume> {
         Annotations::new(request.annotations).map_err(|error| invalid("annotations", &error))?;
     let settings = settings(&request.settings)?.spec(kind, Bytes(request.capacity));
     let spec = VolumeSpec { annotations, pending: true, ..settings };
-    Ok(NewVolume { volume: volume_id(&request.volume_id)?, spec, source })
+    Ok(NewVolume { volume: request::volume_id(&request.volume_id)?, spec, source })
 }
 
 /// Creates the pending volume of a claim, or returns the existing one whatever its settings are: the class may have been replaced
@@ -354,10 +358,6 @@ fn foreign_files(FoundFiles { files, repaired }: FoundFiles) -> wire::ForeignFil
         example: format!("{:?}", files.example),
         repaired,
     }
-}
-
-fn volume_id(text: &str) -> Result<VolumeId> {
-    VolumeId::parse(text).map_err(|error| invalid("volume_id", &error))
 }
 
 fn require_uid(node_uid: &str) -> Result<()> {

@@ -86,6 +86,8 @@ struct Labeller<'a> {
     claims: Store<PersistentVolumeClaim>,
     /// The bound claims whose PersistentVolume requires no other label, by UID.
     examined: Mutex<HashMap<String, Examined>>,
+    /// The PersistentVolumes of this driver that have no label of a node, until the next reconcile.
+    unlabelled: Mutex<HashSet<String>>,
     /// The UID of the policy's binding, and when this process has first read it.
     binding: Option<(String, Instant)>,
     /// When the policy could not be read for the first time since it was last read.
@@ -128,6 +130,7 @@ impl<'a> Labeller<'a> {
             source,
             claims,
             examined: Mutex::default(),
+            unlabelled: Mutex::default(),
             binding: None,
             unreadable_since: None,
             is_wanted: true,
@@ -154,6 +157,7 @@ impl<'a> Labeller<'a> {
     /// # Errors
     /// When a request fails. The record is then unchanged, unless the policy could not be read for [`UNREADABLE_TIME`].
     async fn reconcile(&mut self, now: Instant) -> Result<Duration, Error> {
+        self.unlabelled.lock().clear();
         let binding = match self.binding_uid().await {
             Ok(binding) => binding,
             Err(error) => {
@@ -265,10 +269,16 @@ impl<'a> Labeller<'a> {
                 return Ok(());
             }
         }
+        if self.unlabelled.lock().contains(volume) {
+            return Ok(());
+        }
         match self.node_of(volume).await? {
             NodeOfVolume::Other => {}
             // An administrator may label it without any change of the claim.
-            NodeOfVolume::Unlabelled => return Ok(()),
+            NodeOfVolume::Unlabelled => {
+                self.unlabelled.lock().insert(volume.to_owned());
+                return Ok(());
+            }
             NodeOfVolume::Node(node) => {
                 if label != Some(node.as_str()) {
                     self.patch(claim, labels::bound_label_patch(claim, &node, identity)).await?;
@@ -561,6 +571,25 @@ mod tests {
             labeller.work(start + Duration::from_millis(100 * tenths), FIRST_RETRY).await.unwrap();
         }
         labeller.work(start + PROPAGATION_TIME, FIRST_RETRY).await.unwrap();
+        test_context.finish().await;
+    }
+
+    /// A user can name the PersistentVolume in many claims. It is read once for each reconcile.
+    #[tokio::test]
+    async fn changes_of_claims_of_an_unlabelled_volume_cause_no_request() {
+        let unlabelled = reads_volume(json!({"metadata": {"labels": {LABEL: null}}}));
+        let test_context = TestContext::new(with_policy([unlabelled, recorded(None)]));
+        let ctx = &*test_context.ctx;
+        let source = source();
+        let (claims, mut watch) = cache(vec![bound(json!({}))]);
+        let mut labeller = Labeller::new(PROPAGATION_TIME, &ctx.cluster, &source, claims);
+        let start = labeller.next_reconcile;
+        labeller.work(start, FIRST_RETRY).await.unwrap();
+        for tenths in 1..PROPAGATION_TIME.as_secs() * 10 {
+            let changed = bound(json!({"metadata": {"resourceVersion": (100 + tenths).to_string()}}));
+            watch.apply_watcher_event(&watcher::Event::Apply(changed));
+            labeller.work(start + Duration::from_millis(100 * tenths), FIRST_RETRY).await.unwrap();
+        }
         test_context.finish().await;
     }
 

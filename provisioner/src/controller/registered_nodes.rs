@@ -84,7 +84,8 @@ impl RegisteredNodes {
         }
     }
 
-    /// Returns when a node that is not registered was last seen, if that was less than [`RESTART_TIME`] ago.
+    /// Returns when a node that is not registered was last seen. Times before [`RESTART_TIME`] are forgotten with the next
+    /// event of any node.
     pub(crate) fn last_seen(&self, name: &str) -> Option<Instant> {
         self.seen.lock().get(name).copied()
     }

@@ -89,11 +89,12 @@ async fn check_volume(
     };
     let identity = &ctx.cluster.identity;
     let why = match object {
-        // The claim was rescheduled and got its volume on another node, or this disk was moved here from there.
-        Some(object) if ownership::is_elsewhere(&object, identity) => {
-            (!ownership::is_on_filesystem(&object, filesystem_uuid, identity))
-                .then_some(volume_deletion::ON_ANOTHER_NODE)
+        // The claim was rescheduled and got its volume on another node.
+        Some(object) if ownership::is_data_elsewhere(&object, filesystem_uuid, identity) => {
+            Some(volume_deletion::ON_ANOTHER_NODE)
         }
+        // The disk was moved here from that node, or the PersistentVolume names no disk.
+        Some(object) if ownership::is_elsewhere(&object, identity) => None,
         // Its data may have been deleted before the volume was created again. The volume is an orphan once this PersistentVolume
         // no longer exists.
         Some(object) if orphaned.is_some() && object.metadata.deletion_timestamp.is_some() => {
@@ -113,6 +114,10 @@ async fn check_volume(
         },
     };
     if let Some(why) = why {
+        // It may have been provisioned, used and released since it was listed. While this task has it, nothing provisions it.
+        if !ctx.storage.driver()?.list(true).await?.pending.contains_key(id) {
+            return Ok(true);
+        }
         let custody = custody::take(ctx).await?;
         // If the volume was there before the node was registered, its PersistentVolume and claim may have been deleted in the meantime.
         if custody.keeps(id) {
@@ -284,6 +289,15 @@ mod tests {
         // The cache may still be that of the earlier watch.
         test_context.ctx.claim_scope.set(ClaimScope::All);
         assert_eq!(kept_after_processing(test_context, &record).await, expected);
+    }
+
+    /// Between the listing and its turn it was provisioned and used, and an administrator deleted its PersistentVolume to keep the data.
+    #[tokio::test]
+    async fn volume_that_was_confirmed_since_the_listing_is_kept() {
+        let requests = vec![absent(), unlabelled(&[]), labelled()];
+        let (test_context, record) = with_pending_volume(vec![], requests);
+        test_context.volumes.state().pending.clear();
+        assert_eq!(kept_after_processing(test_context, &record).await, (true, false));
     }
 
     /// The volume stays pending, so that the deletion is repeated.

@@ -305,9 +305,7 @@ async fn create_pv(
             let existing = ctx.cluster.volume_api().get(&name).await;
             let existing = existing.map_err(|error| Error::api("read PersistentVolume", &name, error))?;
             match ownership::is_volume_of(&existing, claim) {
-                true if ownership::is_elsewhere(&existing, identity)
-                    && !ownership::is_on_filesystem(&existing, filesystem_uuid, identity) =>
-                {
+                true if ownership::is_data_elsewhere(&existing, filesystem_uuid, identity) => {
                     Ok(PvOutcome::Elsewhere)
                 }
                 // Its data may have been deleted before this attempt created the volume again. The volume stays pending, so that it does

@@ -16,8 +16,8 @@ use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
 use k8s_openapi::jiff::Timestamp;
 use kube::ResourceExt;
 use kube::api::{Patch, PatchParams};
-use loopfs::Bytes;
 use loopfs::volume_store::{VolumeId, VolumeKind};
+use loopfs::{Bytes, ErrorKind};
 use serde_json::{Value, json};
 
 use crate::api::events::Reason;
@@ -72,7 +72,9 @@ pub(crate) enum ExpansionOutcome {
     Expanded(Bytes),
     /// The volume has this size; the capacity of the pod's block device may not be refreshed yet.
     AwaitsNode(Bytes),
-    /// The size is not available; requesting less may succeed.
+    /// The volume is smaller, and there is no space for this size; requesting less may succeed.
+    NoSpace(String),
+    /// Requesting less may succeed.
     Infeasible(String),
     /// The expansion failed; a retry may succeed.
     Failed(String),
@@ -83,15 +85,17 @@ pub(crate) fn begin(claim: &PersistentVolumeClaim, target: Bytes, now: Timestamp
     let allocated = allocated(claim);
     let resumes = ResizeStatus::of(claim) == Some(ResizeStatus::ControllerInProgress);
     let infeasible = ResizeStatus::of(claim) == Some(ResizeStatus::ControllerInfeasible);
-    // The outcome of that attempt was not recorded. The volume can have its size, for which the quota stays charged until that is known.
-    let target = target.max(allocated.filter(|_| resumes).unwrap_or_default());
-    let again = allocated == Some(target);
-    if again && (resumes || infeasible) {
+    // The volume can have the size of an earlier attempt, for which the quota stays charged until the outcome of this one is known.
+    let charged = target.max(allocated.unwrap_or_default());
+    let again = allocated == Some(charged);
+    // A smaller size than the one that was infeasible may succeed.
+    let was_infeasible = infeasible && charged <= target.round_up().unwrap_or(target);
+    if again && (resumes || was_infeasible) {
         // A retry with the same size: the status of the earlier attempt stays until this attempt ends differently.
         return None;
     }
     StatusPatch::of(claim)
-        .allocated(target)
+        .allocated(charged)
         .resize_status(Some(ResizeStatus::ControllerInProgress))
         .condition(Some((ResizeCondition::Resizing, String::new())), Earlier::Drop, now)
         .node_expansion_not_required(false)
@@ -106,8 +110,12 @@ fn allocated(claim: &PersistentVolumeClaim) -> Option<Bytes> {
 /// Returns the size for which the quota is charged after the volume got a size: at most the requested size, as the store rounds it, or
 /// the size of an earlier attempt. An admission policy refuses more. A volume that an administrator created by hand can be larger.
 fn allocated_for(claim: &PersistentVolumeClaim, size: Bytes) -> Bytes {
-    let requested = requested(claim).ok().flatten().and_then(Bytes::round_up).unwrap_or_default();
-    size.min(requested.max(allocated(claim).unwrap_or_default()))
+    size.min(rounded_request(claim).unwrap_or_default().max(allocated(claim).unwrap_or_default()))
+}
+
+/// Returns the requested size, as the store rounds it.
+fn rounded_request(claim: &PersistentVolumeClaim) -> Option<Bytes> {
+    requested(claim).ok().flatten().and_then(Bytes::round_up)
 }
 
 /// The writes that record an outcome, in this order.
@@ -149,10 +157,23 @@ pub(crate) fn record(
                 .build();
             ResizeRecord { volume: volume_patch(volume, *size), claim }
         }
-        ExpansionOutcome::Infeasible(why) => ResizeRecord {
-            volume: None,
-            claim: failure(claim, why, now).resize_status(Some(ResizeStatus::ControllerInfeasible)).build(),
-        },
+        ExpansionOutcome::NoSpace(why) => {
+            let status = failure(claim, why, now).resize_status(Some(ResizeStatus::ControllerInfeasible));
+            // The volume is smaller than this request, so the quota need not be charged for more.
+            let smaller = allocated(claim).zip(rounded_request(claim));
+            let status = match smaller {
+                Some((allocated, requested)) => status.allocated(allocated.min(requested)),
+                None => status,
+            };
+            ResizeRecord { volume: None, claim: status.build() }
+        }
+        ExpansionOutcome::Infeasible(why) => {
+            // If more than the request is charged, the earlier attempt goes on. Otherwise `begin` would write at each retry.
+            let more = rounded_request(claim).is_some_and(|requested| allocated(claim) > Some(requested));
+            let status =
+                if more { ResizeStatus::ControllerInProgress } else { ResizeStatus::ControllerInfeasible };
+            ResizeRecord { volume: None, claim: failure(claim, why, now).resize_status(Some(status)).build() }
+        }
         ExpansionOutcome::Failed(why) => {
             ResizeRecord { volume: None, claim: failure(claim, why, now).build() }
         }
@@ -242,7 +263,7 @@ pub(crate) async fn apply(
             );
             ctx.cluster.events.publish(claim, Reason::FileSystemResizeRequired, note);
         }
-        ExpansionOutcome::Infeasible(_) | ExpansionOutcome::Failed(_) => {}
+        ExpansionOutcome::NoSpace(_) | ExpansionOutcome::Infeasible(_) | ExpansionOutcome::Failed(_) => {}
     }
     Ok(())
 }
@@ -263,6 +284,9 @@ fn outcome(expanded: &Result<ExpandResponse, Error>, kind: VolumeKind) -> Expans
             ExpansionOutcome::Expanded(Bytes(volume.capacity))
         }
         Ok(volume) => ExpansionOutcome::AwaitsNode(Bytes(volume.capacity)),
+        Err(Error::Storage(StorageError::Volume(refused))) if refused.kind == ErrorKind::NoSpace => {
+            ExpansionOutcome::NoSpace(refused.to_string())
+        }
         Err(Error::Storage(StorageError::Volume(refused))) if refused.is_infeasible() => {
             ExpansionOutcome::Infeasible(refused.to_string())
         }

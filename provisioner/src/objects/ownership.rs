@@ -118,9 +118,10 @@ pub(crate) fn is_elsewhere(volume: &PersistentVolume, identity: &Identity) -> bo
     other_node(volume, identity).is_some()
 }
 
-/// Returns `true` if the data of the PersistentVolume is on this file system, even if that was at another node before.
-pub(crate) fn is_on_filesystem(volume: &PersistentVolume, filesystem: &str, identity: &Identity) -> bool {
-    filesystem_uuid(volume, identity) == Some(filesystem)
+/// Returns `true` if the data of the PersistentVolume is certainly on another file system of another node. A disk can be moved, so a
+/// PersistentVolume of another node may name this file system.
+pub(crate) fn is_data_elsewhere(volume: &PersistentVolume, filesystem: &str, identity: &Identity) -> bool {
+    is_elsewhere(volume, identity) && filesystem_uuid(volume, identity).is_some_and(|uuid| uuid != filesystem)
 }
 
 /// Returns the node of a PersistentVolume of this driver that is on another node.

@@ -12,7 +12,7 @@ use loopfs::{Bytes, ErrorKind};
 use crate::store::claim_record::ClaimRecord;
 
 /// The driver of this node. The driver completes each call that it has received, even if the caller does not wait for the response, except
-/// a copy. Each call can be repeated.
+/// a copy, and a deletion that has not begun. Each call can be repeated.
 #[tonic::async_trait]
 pub(crate) trait Driver: Send + Sync + 'static {
     /// Returns the states of the node's storage: the present one, and each later one. The stream ends when the connection breaks.

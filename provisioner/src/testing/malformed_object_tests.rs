@@ -164,7 +164,7 @@ proptest! {
                 prop_assert!(ownership::is_our_volume(volume, &identity) && ownership::is_volume_of(volume, claim));
                 prop_assert_eq!(claim_status::requested(claim), Ok(Some(target)));
             }
-            for outcome in [ExpansionOutcome::Expanded(Bytes(size)), ExpansionOutcome::AwaitsNode(Bytes(size)), ExpansionOutcome::Infeasible("m".into()), ExpansionOutcome::Failed(String::new())] {
+            for outcome in [ExpansionOutcome::Expanded(Bytes(size)), ExpansionOutcome::AwaitsNode(Bytes(size)), ExpansionOutcome::NoSpace("m".into()), ExpansionOutcome::Failed(String::new())] {
                 resize::record(claim, volume, &outcome, Timestamp::UNIX_EPOCH);
             }
         }

@@ -37,9 +37,7 @@ fn handle_on_this_node<'a>(
     identity: &Identity,
 ) -> Option<&'a str> {
     let csi = ownership::csi(object, identity)?;
-    let on_another_disk =
-        ownership::filesystem_uuid(object, identity).is_some_and(|uuid| uuid != node.filesystem_uuid);
-    let elsewhere = ownership::is_elsewhere(object, identity) && on_another_disk;
+    let elsewhere = ownership::is_data_elsewhere(object, &node.filesystem_uuid, identity);
     (!elsewhere).then_some(csi.volume_handle.as_str())
 }
 

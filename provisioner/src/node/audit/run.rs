@@ -218,7 +218,8 @@ async fn collect_one(
     let Some(_exclusive) = ctx.in_flight.enter(id) else { return Ok(false) };
     // A PersistentVolume of the expected name may have been created since the audit.
     let object = ctx.cluster.read_volume(id.as_str()).await?;
-    if object.is_some_and(|object| !ownership::is_elsewhere(&object, &ctx.cluster.identity)) {
+    let (filesystem, identity) = (&custody.filesystem_uuid, &ctx.cluster.identity);
+    if object.is_some_and(|object| !ownership::is_data_elsewhere(&object, filesystem, identity)) {
         return Ok(false);
     }
     references::require_none(id, None, Labelled::Listed, ctx).await?;

@@ -411,7 +411,7 @@ async fn own_status_write_keeps_back_off() {
     let (begin, begun) = expect_begin(&requesting("2Gi"), "2Gi");
     let why =
         "volume pvc-0b6b9a6d-6d0e-4d8c-9a0c-2d1d5e3f7a11: 2146435072 bytes requested, 1072693248 available";
-    let outcome = resize::ExpansionOutcome::Infeasible(why.to_owned());
+    let outcome = resize::ExpansionOutcome::NoSpace(why.to_owned());
     let record = resize::record(&begun, &fixtures::volume(json!({})), &outcome, Timestamp::UNIX_EPOCH);
     let patch = record.claim.unwrap();
     let refused = after_patch(&begun, "102", patch.clone());

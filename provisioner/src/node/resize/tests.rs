@@ -99,7 +99,9 @@ fn begin_writes_unless_retried(
     fixtures::merge(&mut after, patch);
     let after: PersistentVolumeClaim = serde_json::from_value(after).unwrap();
     assert_eq!(ResizeStatus::of(&after), Some(ResizeStatus::ControllerInProgress));
-    assert_eq!(recorded(after.status.as_ref().unwrap().allocated_resources.as_ref()), Some(Bytes(4 * MIB)));
+    let earlier = recorded(claim(status, allocated).status.unwrap().allocated_resources.as_ref());
+    let charged = earlier.unwrap_or_default().max(Bytes(4 * MIB));
+    assert_eq!(recorded(after.status.as_ref().unwrap().allocated_resources.as_ref()), Some(charged));
     assert_eq!(conditions(&after), ["Resizing"]);
 }
 
@@ -119,6 +121,21 @@ fn allocation_is_the_rounded_request() {
     assert_eq!(allocated(&read(&begun)), Some(Bytes(4 * MIB + 4096)));
 }
 
+/// The volume was expanded to 6Mi, and that was not recorded. Whatever is requested in between, the quota is charged for the size that the
+/// claim gets.
+#[test]
+fn unrecorded_expansion_is_charged() {
+    let volume = volume("Filesystem", "6Mi");
+    let mut before = serde_json::to_value(claim(Some("ControllerResizeInProgress"), Some("6Mi"))).unwrap();
+    let no_space = ExpansionOutcome::NoSpace("no space".to_owned());
+    for (request, outcome) in [(50, no_space), (2, ExpansionOutcome::Expanded(Bytes(6 * MIB)))] {
+        before["spec"]["resources"]["requests"]["storage"] = json!(format!("{request}Mi"));
+        let begun = merged(&before, begin(&read(&before), Bytes(request * MIB), NOW));
+        before = merged(&begun, record(&read(&begun), &volume, &outcome, NOW).claim);
+    }
+    assert_eq!(allocated(&read(&before)), Some(Bytes(6 * MIB)));
+}
+
 const STATES: [Option<&str>; 7] = [
     None,
     Some("ControllerResizeInProgress"),
@@ -136,7 +153,8 @@ fn every_outcome_is_recorded_consistently() {
     let outcomes = |mode: &str, target: u64| {
         let sizes = [target, target + MIB, 9 * MIB].map(Bytes);
         let failed = [
-            ExpansionOutcome::Infeasible("no space".to_owned()),
+            ExpansionOutcome::NoSpace("no space".to_owned()),
+            ExpansionOutcome::Infeasible("not found".to_owned()),
             ExpansionOutcome::Failed("not mounted".to_owned()),
         ];
         let pending = sizes.map(ExpansionOutcome::AwaitsNode).into_iter().filter(|_| mode == "Block");
@@ -187,6 +205,14 @@ fn every_outcome_is_recorded_consistently() {
                         ExpansionOutcome::AwaitsNode(size) => Some((size, ResizePlan::AwaitNode)),
                         _ => None,
                     };
+                    // A retry that ends in the same way writes nothing.
+                    if next.is_none() {
+                        assert_eq!(
+                            begin(&read(&after), target, Timestamp::MAX),
+                            None,
+                            "{mode} {state:?} {outcome:?}"
+                        );
+                    }
                     if let Some((size, next)) = next {
                         assert!(capacity(&volume) >= Some(size));
                         assert_eq!(plan(&read(&after), &volume, &fixtures::identity()), next);
@@ -209,9 +235,8 @@ fn check([before, begun, after]: [&Value; 3], target: Bytes, outcome: &Expansion
     let (earlier, claim) = (read(before), read(after));
     let transition = format!("{outcome:?}: {before} -> {after}");
     let size = |claim: &PersistentVolumeClaim| recorded(claim.status.as_ref().unwrap().capacity.as_ref());
-    // The size of an attempt whose outcome is unknown stays, and no more than that or the requested size is recorded.
-    let resumes = ResizeStatus::of(&earlier) == Some(ResizeStatus::ControllerInProgress);
-    let attempted = target.max(allocated(&earlier).filter(|_| resumes).unwrap_or_default());
+    // The size of an earlier attempt stays until the volume is known to be smaller, and no more than that or the requested size is recorded.
+    let attempted = target.max(allocated(&earlier).unwrap_or_default());
     let allocated = allocated(&claim);
     let conditions = conditions(&claim);
     assert!(conditions.contains(&"ModifyingVolume"), "conditions of other types stay: {transition}");
@@ -233,13 +258,19 @@ fn check([before, begun, after]: [&Value; 3], target: Bytes, outcome: &Expansion
             assert_eq!((allocated, size(&claim)), expected, "{transition}");
             assert_eq!(conditions, ["ModifyingVolume", "FileSystemResizePending"], "{transition}");
         }
-        ExpansionOutcome::Infeasible(why) | ExpansionOutcome::Failed(why) => {
+        ExpansionOutcome::NoSpace(why)
+        | ExpansionOutcome::Infeasible(why)
+        | ExpansionOutcome::Failed(why) => {
             let status = match outcome {
-                ExpansionOutcome::Infeasible(_) => Some(ResizeStatus::ControllerInfeasible),
-                _ => ResizeStatus::of(&read(begun)),
+                ExpansionOutcome::Failed(_) => ResizeStatus::of(&read(begun)),
+                ExpansionOutcome::Infeasible(_) if attempted > target => {
+                    Some(ResizeStatus::ControllerInProgress)
+                }
+                _ => Some(ResizeStatus::ControllerInfeasible),
             };
             assert_eq!(ResizeStatus::of(&claim), status, "{transition}");
-            assert_eq!((allocated, size(&claim)), (Some(attempted), size(&earlier)), "{transition}");
+            let charged = if matches!(outcome, ExpansionOutcome::NoSpace(_)) { target } else { attempted };
+            assert_eq!((allocated, size(&claim)), (Some(charged), size(&earlier)), "{transition}");
             let recorded = claim.status.as_ref().unwrap().conditions.iter().flatten();
             let mut errors = recorded.filter(|condition| condition.type_ == "ControllerResizeError");
             let message = errors.next().and_then(|error| error.message.as_deref());
