@@ -157,7 +157,7 @@ mod tests {
         assert!(unit.lines().any(|line| line == "CapabilityBoundingSet="));
         assert!(values(&unit, "CapabilityBoundingSet").is_empty());
         let [user] = values(&unit, "User")[..] else { panic!("{unit}") };
-        let directories = read("csi/debian/tmpfiles.conf");
+        let directories = read("csi/debian/loopfs.tmpfile");
         for directory in ["/run/loopfs", "/etc/loopfs"] {
             let line = format!("d {directory} 2750 root {user}");
             assert!(directories.lines().any(|other| other == line), "{directories}");
