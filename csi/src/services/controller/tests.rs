@@ -199,6 +199,12 @@ fn copied_size_is_not_below_source(
 }
 
 #[test]
+fn a_limit_below_the_source_names_the_source() {
+    let capacity = CapacityRange { required: None, limit: Some(Bytes(4096)) };
+    assert!(copied_size(capacity, Bytes(8192)).unwrap_err().to_string().contains("the source has"));
+}
+
+#[test]
 fn sizes_use_unit_of_the_store() {
     assert_eq!(Bytes(1).round_up(), Some(UNIT));
     assert_eq!((whole_units(Bytes(4095)), whole_units(Bytes(4097))), (Bytes(0), UNIT));
