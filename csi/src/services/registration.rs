@@ -268,7 +268,7 @@ mod tests {
                 .expect("the expected socket appears in time")
         }
 
-        async fn kubelet(&self) -> RegistrationClient<Channel> {
+        fn kubelet(&self) -> RegistrationClient<Channel> {
             let address = format!("unix://{}", self.socket().display());
             // The first call connects, and returns the error.
             RegistrationClient::new(Endpoint::try_from(address).unwrap().connect_lazy())
@@ -276,7 +276,7 @@ mod tests {
 
         async fn notify(&self, plugin_registered: bool) {
             let status = wire::RegistrationStatus { plugin_registered, error: String::new() };
-            self.kubelet().await.notify_registration_status(status).await.unwrap();
+            self.kubelet().notify_registration_status(status).await.unwrap();
         }
 
         async fn stop(self) {
@@ -294,7 +294,7 @@ mod tests {
     async fn get_info_returns_name_and_socket() {
         let running = RunningRegistrar::start();
         running.first_socket().await;
-        let info = running.kubelet().await.get_info(wire::InfoRequest {}).await.unwrap().into_inner();
+        let info = running.kubelet().get_info(wire::InfoRequest {}).await.unwrap().into_inner();
         assert_eq!(info.r#type, "CSIPlugin");
         assert_eq!(info.name, "csi.loopfs.dev");
         assert_eq!(info.endpoint, "/var/lib/kubelet/plugins/csi.loopfs.dev/csi.sock");
@@ -325,7 +325,7 @@ mod tests {
         let running = RunningRegistrar::start();
         let socket = running.first_socket().await;
         running.notify(true).await;
-        running.kubelet().await.get_info(wire::InfoRequest {}).await.unwrap();
+        running.kubelet().get_info(wire::InfoRequest {}).await.unwrap();
         assert_eq!(SocketIdentity::at(&running.socket()).unwrap(), socket);
         running.stop().await;
     }
@@ -336,7 +336,7 @@ mod tests {
         let socket = running.first_socket().await;
         running.notify(false).await;
         running.socket_after(&socket).await;
-        running.kubelet().await.get_info(wire::InfoRequest {}).await.unwrap();
+        running.kubelet().get_info(wire::InfoRequest {}).await.unwrap();
         running.stop().await;
     }
 
@@ -346,7 +346,7 @@ mod tests {
         let socket = running.first_socket().await;
         fs::remove_file(running.socket()).unwrap();
         running.socket_after(&socket).await;
-        running.kubelet().await.get_info(wire::InfoRequest {}).await.unwrap();
+        running.kubelet().get_info(wire::InfoRequest {}).await.unwrap();
         running.stop().await;
     }
 
@@ -368,7 +368,7 @@ mod tests {
         );
         // The other driver may replace the socket during the call, and waits longer each time.
         let responds = async {
-            while running.kubelet().await.get_info(wire::InfoRequest {}).await.is_err() {
+            while running.kubelet().get_info(wire::InfoRequest {}).await.is_err() {
                 tokio::task::yield_now().await;
             }
         };

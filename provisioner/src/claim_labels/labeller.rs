@@ -382,6 +382,7 @@ fn record_patch(config_map: &ConfigMap, binding: Option<&str>, name: &str) -> Va
 #[cfg(test)]
 mod tests {
     use http::Method;
+    use kube::runtime::reflector::store::Writer;
     use rstest::rstest;
 
     use super::*;
@@ -545,6 +546,19 @@ mod tests {
         reconciled_at(&[Duration::ZERO], &bound(change), requests).await;
     }
 
+    /// Returns a labeller of this claim that has reconciled once, the writer of its cache, and when that was.
+    async fn worked_once<'a>(
+        cluster: &'a Cluster,
+        source: &'a LabelRecordSource,
+        claim: PersistentVolumeClaim,
+    ) -> (Labeller<'a>, Writer<PersistentVolumeClaim>, Instant) {
+        let (claims, watch) = cache(vec![claim]);
+        let mut labeller = Labeller::new(PROPAGATION_TIME, cluster, source, claims);
+        let start = labeller.next_reconcile;
+        labeller.work(start, FIRST_RETRY).await.unwrap();
+        (labeller, watch, start)
+    }
+
     /// A user can change a claim ten times a second.
     #[rstest]
     #[case::to_a_volume_of_another_driver(reads_volume(of_another_driver()))]
@@ -562,10 +576,7 @@ mod tests {
         let test_context = TestContext::new(requests);
         let ctx = &*test_context.ctx;
         let source = source();
-        let (claims, mut watch) = cache(vec![bound(json!({}))]);
-        let mut labeller = Labeller::new(PROPAGATION_TIME, &ctx.cluster, &source, claims);
-        let start = labeller.next_reconcile;
-        labeller.work(start, FIRST_RETRY).await.unwrap();
+        let (mut labeller, mut watch, start) = worked_once(&ctx.cluster, &source, bound(json!({}))).await;
         watch.apply_watcher_event(&watcher::Event::Apply(changed));
         for tenths in 1..PROPAGATION_TIME.as_secs() * 10 {
             labeller.work(start + Duration::from_millis(100 * tenths), FIRST_RETRY).await.unwrap();
@@ -581,10 +592,7 @@ mod tests {
         let test_context = TestContext::new(with_policy([unlabelled, recorded(None)]));
         let ctx = &*test_context.ctx;
         let source = source();
-        let (claims, mut watch) = cache(vec![bound(json!({}))]);
-        let mut labeller = Labeller::new(PROPAGATION_TIME, &ctx.cluster, &source, claims);
-        let start = labeller.next_reconcile;
-        labeller.work(start, FIRST_RETRY).await.unwrap();
+        let (mut labeller, mut watch, start) = worked_once(&ctx.cluster, &source, bound(json!({}))).await;
         for tenths in 1..PROPAGATION_TIME.as_secs() * 10 {
             let changed = bound(json!({"metadata": {"resourceVersion": (100 + tenths).to_string()}}));
             watch.apply_watcher_event(&watcher::Event::Apply(changed));
@@ -605,10 +613,8 @@ mod tests {
         let test_context = TestContext::new(requests);
         let ctx = &*test_context.ctx;
         let source = source();
-        let (claims, mut watch) = cache(vec![bound(json!({"status": {"phase": "Pending"}}))]);
-        let mut labeller = Labeller::new(PROPAGATION_TIME, &ctx.cluster, &source, claims);
-        let start = labeller.next_reconcile;
-        labeller.work(start, FIRST_RETRY).await.unwrap();
+        let (mut labeller, mut watch, start) =
+            worked_once(&ctx.cluster, &source, bound(json!({"status": {"phase": "Pending"}}))).await;
         for (tenths, change) in
             [json!({}), json!({"metadata": {"labels": {LABEL: "node-b"}}})].into_iter().enumerate()
         {
