@@ -1,5 +1,5 @@
 //! The blocks of commands in the documents, pasted on a machine with kind as a reader pastes them.
-//! `harness/book/tests/book/commands.toml` has the other blocks of the documents, with what runs them.
+//! `commands.toml` has the other blocks of the documents, with the reasons why nothing pastes them.
 
 use std::time::Duration;
 
@@ -8,8 +8,10 @@ use testvm::session::Session;
 use testvm::steps::{StepResult, Steps};
 use testvm_cluster::kind::KindMachine;
 
-/// The fence of a block of commands.
-const FENCE: &str = "```console";
+/// The language of blocks with commands.
+const LANGUAGE: &str = "console";
+/// What begins a block, followed by its language, and ends it.
+const FENCE: &str = "```";
 /// The path in the checkout of the tool `loopfs`.
 pub(super) const TOOL: &str = "target/release/loopfs";
 /// The container that is the node of kind's cluster.
@@ -29,6 +31,7 @@ pub(super) struct Block {
     pub(super) filled_in: &'static [(&'static str, &'static str)],
     /// What the output must contain.
     pub(super) shows: &'static [&'static str],
+    pub(super) timeout: Duration,
 }
 
 /// Where a reader runs the commands.
@@ -45,14 +48,22 @@ pub(super) enum Place {
 impl Block {
     /// Returns a block that is pasted in the checkout as it is.
     pub(super) const fn new(document: &'static str, begins: &'static str) -> Block {
-        Block { document, begins, place: Place::Checkout, before: "true", filled_in: &[], shows: &[] }
+        Block {
+            document,
+            begins,
+            place: Place::Checkout,
+            before: "true",
+            filled_in: &[],
+            shows: &[],
+            timeout: TIMEOUT,
+        }
     }
 
     async fn paste(&self, session: &Session, machine: &KindMachine) -> Result<()> {
         let path = session.workspace.root().join(self.document);
         let text = std::fs::read_to_string(&path).with_context(|| format!("read {}", path.display()))?;
         machine.shell(self.before, TIMEOUT).await.context("before the block")?;
-        let output = machine.shell(&self.script(&text)?, TIMEOUT).await?;
+        let output = machine.shell(&self.script(&text)?, self.timeout).await?;
         for expected in self.shows {
             anyhow::ensure!(output.contains(expected), "the output has no {expected:?}:\n{output}");
         }
@@ -91,29 +102,22 @@ pub(super) async fn paste_all(steps: &mut Steps<'_>, machine: &KindMachine, bloc
     Ok(())
 }
 
-/// Returns the commands of the first block below a heading.
-pub(super) fn below(document: &str, heading: &str) -> Result<String> {
-    let (_, section) =
-        document.split_once(heading).with_context(|| format!("there is no heading {heading:?}"))?;
-    let block = blocks(section).into_iter().next().context("there is no block of commands below it")?;
-    commands(&block)
-}
-
 /// Returns the commands of the block that begins with this line.
 fn beginning_with(document: &str, first: &str) -> Result<String> {
-    let block = blocks(document).into_iter().find(|block| block.first().is_some_and(|line| *line == first));
-    commands(&block.with_context(|| format!("no block of commands begins with {first:?}"))?)
+    let mut blocks = blocks(document).into_iter().filter(|(language, _)| *language == LANGUAGE);
+    let found = blocks.find(|(_, lines)| lines.first().is_some_and(|line| *line == first));
+    commands(&found.with_context(|| format!("no block of commands begins with {first:?}"))?.1)
 }
 
-/// Returns the lines of each block of commands, without the indentation of the block.
-fn blocks(document: &str) -> Vec<Vec<&str>> {
+/// Returns the language and the lines of each block, without the indentation of the block.
+fn blocks(document: &str) -> Vec<(&str, Vec<&str>)> {
     let mut blocks = Vec::new();
     let mut lines = document.lines();
     while let Some(line) = lines.next() {
-        if line.trim() == FENCE {
+        if let Some(language) = line.trim().strip_prefix(FENCE) {
             let indentation = line.len() - line.trim_start().len();
-            let block = lines.by_ref().take_while(|line| line.trim() != "```");
-            blocks.push(block.map(|line| line.get(indentation..).unwrap_or_default()).collect());
+            let block = lines.by_ref().take_while(|line| line.trim() != FENCE);
+            blocks.push((language, block.map(|line| line.get(indentation..).unwrap_or_default()).collect()));
         }
     }
     blocks
@@ -133,22 +137,116 @@ fn commands(block: &[&str]) -> Result<String> {
 }
 
 #[cfg(test)]
-pub(super) mod tests {
+mod tests {
+    use std::collections::{BTreeMap, BTreeSet};
     use std::path::Path;
 
-    use super::*;
+    use serde::Deserialize;
 
-    /// Checks that each block is in its document, and that nothing is left to fill in.
-    pub(in crate::e2e) fn check(blocks: &[Block]) {
-        let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
-        for block in blocks {
-            let document = std::fs::read_to_string(root.join(block.document)).unwrap();
-            let script = block.script(&document).unwrap();
-            assert!(
-                !["...", "THE-", "API-SERVER", " NODE"].iter().any(|left| script.contains(left)),
-                "{script}"
-            );
+    use super::*;
+    use crate::e2e::{documents, host_service, kind};
+
+    /// The documents beside the pages of the book.
+    const DOCUMENTS: [&str; 3] = ["README.md", "csi/deploy/README.md", "docs/kubelet-on-the-data-disk.md"];
+    const PAGES: &str = "docs/src";
+    /// Languages of scripts. A block of commands with one of them would be overlooked.
+    const SHELLS: [&str; 3] = ["bash", "sh", "shell"];
+
+    /// The blocks that nothing pastes.
+    #[derive(Deserialize)]
+    #[serde(deny_unknown_fields)]
+    struct Exceptions {
+        not_pasted: Vec<NotPasted>,
+    }
+
+    #[derive(Deserialize)]
+    #[serde(deny_unknown_fields)]
+    struct NotPasted {
+        begins: String,
+        reason: String,
+    }
+
+    /// The blocks that the part kind of the lane extended pastes.
+    fn pasted() -> impl Iterator<Item = &'static Block> {
+        let of_documents = documents::BLOCKS.iter().chain(&documents::REMOVAL);
+        let of_service = host_service::INSTALLATION.iter().chain(&host_service::UNINSTALLATION);
+        kind::CREATION.iter().chain(of_documents).chain(of_service)
+    }
+
+    fn read(path: &str) -> String {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap().join(path);
+        std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("read {}: {error}", path.display()))
+    }
+
+    /// Returns all documents with their texts.
+    fn texts() -> Vec<(String, String)> {
+        let pages = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap().join(PAGES);
+        let names = std::fs::read_dir(pages).unwrap().map(|page| page.unwrap().file_name());
+        let pages = names.map(|name| format!("{PAGES}/{}", name.to_string_lossy()));
+        let paths = pages.filter(|path| path.ends_with(".md")).chain(DOCUMENTS.map(str::to_owned));
+        paths.map(|path| (read(&path), path)).map(|(text, path)| (path, text)).collect()
+    }
+
+    /// Nothing is left to fill in.
+    #[test]
+    fn pasted_blocks_are_found_and_complete() {
+        for block in pasted() {
+            let script = block.script(&read(block.document)).unwrap();
+            let left = ["...", "THE-", "API-SERVER", " NODE"];
+            assert!(!left.iter().any(|left| script.contains(left)), "{script}");
         }
+    }
+
+    /// The first lines are those of one block of a document each, so that it is that block which is pasted.
+    #[test]
+    fn each_block_is_pasted_or_has_a_reason() {
+        let Exceptions { not_pasted } = toml::from_str(include_str!("commands.toml")).unwrap();
+        for NotPasted { begins, reason } in &not_pasted {
+            assert!(reason.len() > 20, "{begins}: {reason:?} is no reason");
+        }
+        let pasted: BTreeSet<_> = pasted().map(|block| (block.document, block.begins)).collect();
+        let (texts, mut counts) = (texts(), BTreeMap::new());
+        for (document, text) in &texts {
+            for (language, lines) in blocks(text) {
+                let commands = lines.join("\n");
+                let has_prompt = lines.iter().any(|line| line.starts_with("$ "));
+                let is_of_shell = has_prompt || SHELLS.contains(&language);
+                if language != LANGUAGE {
+                    assert!(!is_of_shell, "{document}: this needs a block of {LANGUAGE}:\n{commands}");
+                    continue;
+                }
+                let begins = lines[0];
+                assert!(begins.starts_with(['$', '#']), "{document}: {begins:?} begins with no prompt");
+                let is_known = pasted.contains(&(document.as_str(), begins))
+                    || not_pasted.iter().any(|block| block.begins == begins);
+                assert!(
+                    is_known,
+                    "{document}: nothing pastes the block {begins:?}, and commands.toml lacks it"
+                );
+                *counts.entry((document, begins)).or_insert(0) += 1;
+            }
+        }
+        let several = counts.iter().filter(|(_, count)| **count > 1);
+        assert_eq!(several.count(), 0, "two blocks of a document begin with one line: {counts:#?}");
+        let is_stale = |block: &&NotPasted| !counts.keys().any(|(_, begins)| *begins == block.begins);
+        let stale: Vec<_> = not_pasted.iter().filter(is_stale).map(|block| &block.begins).collect();
+        assert!(stale.is_empty(), "remove from commands.toml: {stale:#?}");
+    }
+
+    #[test]
+    fn files_named_in_commands_exist() {
+        let mut checked = 0;
+        for (document, text) in texts() {
+            for (_, lines) in blocks(&text).into_iter().filter(|(language, _)| *language == LANGUAGE) {
+                let words = lines.iter().flat_map(|line| line.split_whitespace());
+                for path in words.filter(|word| word.starts_with("csi/")) {
+                    let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
+                    assert!(root.join(path).exists(), "{document}: there is no {path}");
+                    checked += 1;
+                }
+            }
+        }
+        assert!(checked > 5, "only {checked} paths were found");
     }
 
     #[test]
@@ -169,7 +267,7 @@ pub(super) mod tests {
 
     #[test]
     fn commands_lose_their_prompts() {
-        assert_eq!(below(DOCUMENT, "## Run on kind").unwrap(), "mount\nkind create");
+        assert_eq!(beginning_with(DOCUMENT, "# mount").unwrap(), "mount\nkind create");
         assert_eq!(beginning_with(DOCUMENT, "$ no").unwrap(), "no");
     }
 
@@ -181,9 +279,8 @@ pub(super) mod tests {
 
     #[test]
     fn line_without_prompt_is_refused() {
-        let error = below("## Run on kind\n```console\n$ a\nb\n```\n", "## Run on kind").unwrap_err();
+        let error = beginning_with("```console\n$ a\nb\n```\n", "$ a").unwrap_err();
         assert_eq!(error.to_string(), "\"b\" begins with no prompt");
-        assert!(below("# Title\n", "## Run on kind").is_err());
         assert!(beginning_with(DOCUMENT, "$ kind create").is_err());
     }
 }

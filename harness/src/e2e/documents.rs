@@ -23,7 +23,7 @@ const UUID: &str = "$(blkid --match-tag UUID --output value /dev/disk/by-id/DISK
 const WITH_UUID: &str = "UUID=$(blkid --match-tag UUID --output value /dev/disk/by-id/DISK)";
 
 /// The blocks in the order in which they are pasted.
-const BLOCKS: [Block; 15] = [
+pub(super) const BLOCKS: [Block; 15] = [
     Block {
         before: "kind load image-archive target/images/shell.tar",
         shows: &["condition met", "1.0M", "\"demo\" deleted"],
@@ -91,7 +91,7 @@ const BLOCKS: [Block; 15] = [
 ];
 
 /// The last block. If the driver had left a loop device, its last command would find the file system in use.
-const REMOVAL: [Block; 1] = [Block::new("docs/src/kind.md", "$ kind delete cluster")];
+pub(super) const REMOVAL: [Block; 1] = [Block::new("docs/src/kind.md", "$ kind delete cluster")];
 
 /// Pastes all blocks but the last, which uninstall the driver at their end.
 pub(super) async fn run(session: &Session, report: &mut Report, machine: &KindMachine) -> StepResult {
@@ -115,16 +115,4 @@ pub(super) async fn remove_cluster(
     machine: &KindMachine,
 ) -> StepResult {
     console::paste_all(&mut Steps::begin(session, report, NAME), machine, &REMOVAL).await
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// Each block is in its document, and no placeholder is left in it.
-    #[test]
-    fn each_block_is_found_and_complete() {
-        console::tests::check(&BLOCKS);
-        console::tests::check(&REMOVAL);
-    }
 }

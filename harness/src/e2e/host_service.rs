@@ -27,7 +27,7 @@ pub(super) const PACKAGES: &str = "target/deb";
 const OF_KUBERNETES: &str = "kube-system";
 
 /// The blocks that install the driver.
-const INSTALLATION: [Block; 5] = [
+pub(super) const INSTALLATION: [Block; 5] = [
     Block {
         place: Place::Node,
         before: "docker cp target/deb/. kind-control-plane:/root",
@@ -60,7 +60,7 @@ const INSTALLATION: [Block; 5] = [
 ];
 
 /// The blocks that remove it.
-const UNINSTALLATION: [Block; 2] = [
+pub(super) const UNINSTALLATION: [Block; 2] = [
     Block {
         place: Place::Node,
         ..Block::new(PAGE, "# systemctl disable --now loopfs-csi loopfs-provisioner")
@@ -127,16 +127,4 @@ async fn unprivileged(env: &TestEnv<'_>) -> Result<()> {
         anyhow::ensure!(own || !privileged, "pod {} is privileged", pod.name_any());
     }
     Ok(())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// Each block is in its document, and no placeholder is left in it.
-    #[test]
-    fn each_block_is_found_and_complete() {
-        console::tests::check(&INSTALLATION);
-        console::tests::check(&UNINSTALLATION);
-    }
 }

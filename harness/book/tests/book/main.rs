@@ -1,7 +1,5 @@
-//! Builds the book, compares its tables with the sources of the programs, and the commands of the documents with the list of
-//! those that run.
+//! Builds the book, and compares its tables with the sources of the programs.
 
-mod commands;
 mod reference;
 
 use std::fs;
