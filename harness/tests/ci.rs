@@ -129,7 +129,7 @@ fn new_file_reruns_build_script() {
 }
 
 #[test]
-fn large_build_directory_loses_unused_units() {
+fn large_build_directory_loses_the_least_recently_used_units() {
     let runs = Runs::new();
     let trim = |limit: &str| run(script("trim-build-dir").arg(runs.build_dir()).arg(limit));
     trim("1000");
@@ -140,11 +140,11 @@ fn large_build_directory_loses_unused_units() {
     fs::create_dir(&unit).unwrap();
     fs::write(unit.join("lib-old"), "").unwrap();
     fs::write(&output, vec![1; 64 << 20]).unwrap();
-    run(Command::new("touch").args(["-a", "--date", "10 days ago"]).arg(unit.join("lib-old")));
+    run(Command::new("touch").args(["-a", "--date", "1 hour ago"]).arg(unit.join("lib-old")));
     trim("60");
     assert!(!unit.exists() && !output.exists());
     assert_eq!(runs.compile_again(), NONE);
-    // Of a unit in use.
+    // Of no unit.
     fs::write(&output, vec![1; 64 << 20]).unwrap();
     trim("60");
     assert!(!runs.build_dir().exists());
