@@ -20,6 +20,9 @@ pub(crate) struct Line {
     pub(crate) estimate: &'static str,
 }
 
+/// The kind of a lane that runs while others do, which takes longer than alone.
+pub(crate) const BESIDE_OTHERS: &str = "lane beside others";
+
 /// Records how long a successful run of this took, for later lists.
 pub(crate) fn record_time(session: &Session, kind: &str, name: &str, time: Duration) {
     session.progress.record_time(&title(kind, name), time);
@@ -37,6 +40,11 @@ pub(crate) fn section(session: &Session, heading: &str, lines: impl IntoIterator
             Some(time) => _ = write!(text, "; took {}", seconds(time)),
             None if line.estimate.is_empty() => {}
             None => _ = write!(text, "; takes {}", line.estimate),
+        }
+        if line.kind == "lane"
+            && let Some(time) = session.progress.last_time(&title(BESIDE_OTHERS, &line.name))
+        {
+            _ = write!(text, "; took {} beside the other lanes", seconds(time));
         }
         text.push('\n');
     }

@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::{self, Receiver, Sender};
 use std::sync::{Mutex, PoisonError};
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant};
 
 use loopfs::Bytes;
 use loopfs::loop_device::LoopControl;
@@ -37,7 +37,7 @@ const MAX_CAPACITY: u64 = 2 * MIB;
 
 #[test]
 fn volumes_survive_killed_drivers() {
-    let seed = seed();
+    let seed = std::env::var("LOOPFS_TEST_SEED").expect("LOOPFS_TEST_SEED is set").parse().unwrap();
     write_log(&format!("LOOPFS_TEST_SEED={seed}"));
     let mut rng = Rng(seed);
     let start = Instant::now();
@@ -341,10 +341,4 @@ impl Rng {
         let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
         (mixed ^ (mixed >> 31)) % bound
     }
-}
-
-/// Returns the seed from `LOOPFS_TEST_SEED`, or from the time.
-fn seed() -> u64 {
-    let given = std::env::var("LOOPFS_TEST_SEED").ok().map(|text| text.parse().unwrap());
-    given.unwrap_or_else(|| SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_micros() as u64)
 }

@@ -8,6 +8,7 @@ use kube::config::Kubeconfig;
 use testvm::report::Report;
 use testvm::session::Session;
 use testvm::steps::{StepResult, Steps};
+use testvm::vm::report_repeated_boots;
 use testvm_cluster::{
     Cluster, ClusterProfile, ClusterSpec, Durability, Node, background, client, gvisor, snapshotter,
 };
@@ -71,6 +72,8 @@ pub async fn run(session: &Session, args: &Args) -> Result<Report> {
         }
     }
     if args.keep {
+        // This process booted the machines, and the other one prints the report.
+        report_repeated_boots("virtual machines", &mut report);
         Box::pin(hand_over(session, cluster, &report)).await?;
     } else if let Some(cluster) = cluster {
         let started = Instant::now();

@@ -4,7 +4,7 @@
 //! the failure of another story. If that is impossible, or if [`MAX_FAILED`] stories failed, the remaining ones do not run.
 
 use std::path::Path;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use anyhow::Result;
 use testvm::report::{Case, Outcome, Report};
@@ -158,7 +158,7 @@ impl Runner for StoryRunner<'_> {
     fn report_not_run(&mut self) {
         for story in self.plan.selection.stories() {
             if !self.report.cases.iter().any(|case| case.suite == story.name) {
-                self.report.push(story.name, "all steps", Outcome::NotRun, Duration::ZERO);
+                self.report.push(story.name, "all steps", Outcome::NotRun, None);
             }
         }
     }

@@ -17,6 +17,7 @@ use testvm_cluster::{ClusterProfile, KubernetesMinor};
 
 use super::libtest::Run;
 use super::passes::require_pass;
+use super::seed::{self, Source};
 use super::{chart, checks, restored_backup};
 use crate::fake_nodes;
 
@@ -47,8 +48,9 @@ pub(super) async fn run(session: &Session, kubernetes: KubernetesMinor, only: &[
     let path = session.until_cancelled(fake_nodes::build_live_tests(session, PROFILE)).await?;
     let mut work: Vec<LocalBoxFuture<'_, Result<Report>>> = Vec::new();
     if has_tests {
+        let seed = seed::choose(session, "apiserver", Source::Commit).await?;
         for (number, shard) in shards(&all_tests(&path).await?, &tests).into_iter().enumerate() {
-            work.push(Box::pin(run_shard(session, kubernetes, &path, number + 1, shard)));
+            work.push(Box::pin(run_shard(session, kubernetes, &path, (number + 1, seed), shard)));
         }
     }
     if selected(restored_backup::NAME) {
@@ -85,12 +87,12 @@ async fn run_shard(
     session: &Session,
     kubernetes: KubernetesMinor,
     path: &Path,
-    number: usize,
+    (number, seed): (usize, u64),
     tests: Vec<String>,
 ) -> Result<Report> {
     let logs = session.workspace.reports("test").join(format!("apiserver-{number}"));
     fake_nodes::with_live_tests(session, path, PROFILE, kubernetes, &logs, async |program, _| {
-        test(session, program.program(), number, &tests, &logs).await
+        test(session, seed::set(program.program(), seed), number, &tests, &logs).await
     })
     .await
 }

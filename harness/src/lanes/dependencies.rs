@@ -101,7 +101,7 @@ fn require_none(report: &mut Report, name: &str, remedy: &str, lines: &[String])
         [] => Outcome::Passed,
         lines => Outcome::Failed(format!("{remedy}:\n{}", lines.join("\n"))),
     };
-    report.push(SUITE, name, outcome, Duration::ZERO);
+    report.push(SUITE, name, outcome, None);
 }
 
 /// Runs cargo-deny: what it can check without the database of advisories, and that.
@@ -110,7 +110,7 @@ async fn deny(session: &Session, report: &mut Report) {
     let root = session.workspace.root();
     let program = match session.until_cancelled(CARGO_DENY.prepare(session)).await {
         Ok(program) => program,
-        Err(error) => return report.record::<()>(SUITE, NAME, Duration::ZERO, &Err(error)),
+        Err(error) => return report.record::<()>(SUITE, NAME, None, &Err(error)),
     };
     let deny = || Program::new(&program).downloads().current_dir(root).args(["--locked", "check"]);
     checks::check(session, report, NAME, deny().args(POLICY)).await;
@@ -155,7 +155,7 @@ async fn build_with(session: &Session, report: &mut Report, version: &str, packa
     let installed = rustup().args(["rustc", "--version"]).finish().await;
     if !installed.is_ok_and(|finished| finished.status.success()) {
         let reason = format!("it is not installed: rustup toolchain install {version}");
-        report.push(SUITE, &name, Outcome::Unavailable(reason), Duration::ZERO);
+        report.push(SUITE, &name, Outcome::Unavailable(reason), None);
         return;
     }
     let packages = packages.iter().flat_map(|package| ["--package", package]);

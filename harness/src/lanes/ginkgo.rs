@@ -88,7 +88,7 @@ pub(super) fn report(
 /// Adds a failed case with what is wrong with a suite beside its specs, if anything is.
 pub(super) fn push_problems(report: &mut Report, suite: &str, problems: &[String]) {
     if !problems.is_empty() {
-        report.push(suite, "the suite itself", Outcome::Failed(problems.join("\n")), Duration::ZERO);
+        report.push(suite, "the suite itself", Outcome::Failed(problems.join("\n")), None);
     }
 }
 

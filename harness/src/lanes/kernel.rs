@@ -10,16 +10,17 @@ use futures::StreamExt;
 use testvm::images::debian_program::{self, DebianProgram, LOSETUP, MKFS_EXT4, MKFS_XFS};
 use testvm::images::disk;
 use testvm::images::kernel::Kernel;
+use testvm::packages;
 use testvm::report::{Outcome, Report};
 use testvm::session::Session;
 use testvm::test_machine::{GuestResults, HARDENED, data_disk, xfs};
 use testvm::vm::GuestFile;
-use testvm::{packages, process};
 use testvm_guest::spec::{TestBinary, TestsSpec};
 
 use super::libtest::Run;
 use super::machines::{Machines, program};
 use super::passes::with_failure;
+use super::seed::{self, Source};
 use super::{go_tests, machine_faults, power_cut};
 use crate::builds;
 
@@ -39,8 +40,7 @@ pub(super) const DEBIAN_PROGRAMS: [DebianProgram; 3] = [LOSETUP, MKFS_XFS, MKFS_
 /// The tests of the Go code that becomes part of the kubelet.
 const GO_TESTS: &str = "kubelet-quota";
 
-/// The variables with the seed that repeats the random choices of a test, and with the number of its random operations.
-const SEED: &str = "LOOPFS_TEST_SEED";
+/// The variable with the number of random operations of a test.
 const STEPS: &str = "LOOPFS_TEST_STEPS";
 
 /// Tests that take long and whose results depend on the number of volumes, files, calls or devices, or on the driver, rather than on
@@ -75,8 +75,8 @@ const LONG_TIMEOUT: Duration = Duration::from_secs(6 * 3600);
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Kernels<'a> {
     One(&'a str),
-    /// All tests on the default kernel and on one of the others, which the commit chooses, and [`KERNELS_DIFFER`] on the rest.
-    OfTheCommit,
+    /// All tests on the default kernel and on one of the others, which the seed chooses, and [`KERNELS_DIFFER`] on the rest.
+    OfTheSeed,
     All,
 }
 
@@ -91,6 +91,8 @@ enum Share {
 }
 
 pub(super) async fn run(session: &Session, kernels: Kernels<'_>, only: &[String]) -> Result<Report> {
+    let source = if matches!(kernels, Kernels::All) { Source::Clock } else { Source::Commit };
+    let seed = seed::choose(session, "kernel", source).await?;
     let directory = tempfile::tempdir().context("make a directory")?;
     let programs = Programs::build(session, directory.path());
     let (programs, ()) = tokio::try_join!(programs, packages::ensure(session, packages::VIRTUAL_MACHINE))?;
@@ -98,14 +100,14 @@ pub(super) async fn run(session: &Session, kernels: Kernels<'_>, only: &[String]
     let default = Kernel::default_name(session)?;
     let shares = match kernels {
         Kernels::One(name) => vec![(name.to_owned(), Share::All)],
-        Kernels::OfTheCommit if only.is_empty() => shares(&names, &default, commit(session).await),
+        Kernels::OfTheSeed if only.is_empty() => shares(&names, &default, seed),
         // A test that is named runs everywhere.
-        Kernels::OfTheCommit | Kernels::All => names.into_iter().map(|name| (name, Share::All)).collect(),
+        Kernels::OfTheSeed | Kernels::All => names.into_iter().map(|name| (name, Share::All)).collect(),
     };
     let tested = futures::stream::iter(&shares).map(async |(name, share)| {
         let _processor = session.processor().await;
         let started = Instant::now();
-        let result = test(session, name, &programs, *share, only).await;
+        let result = test(session, name, &programs, *share, only, seed).await;
         with_failure(result, &suite(name), "run the tests", started)
     });
     let reports: Vec<Report> = tested.buffered(shares.len()).collect().await;
@@ -119,21 +121,14 @@ pub(super) async fn run(session: &Session, kernels: Kernels<'_>, only: &[String]
 }
 
 /// Returns the kernels with their shares, the default kernel first: its share takes longest.
-fn shares(names: &[String], default: &str, commit: u64) -> Vec<(String, Share)> {
+fn shares(names: &[String], default: &str, seed: u64) -> Vec<(String, Share)> {
     let others: Vec<&String> = names.iter().filter(|name| *name != default).collect();
-    let chosen = commit % others.len().max(1) as u64;
+    let chosen = seed % others.len().max(1) as u64;
     let share = |index| if chosen == index { Share::Most } else { Share::Differing };
     let of_others = (0..).zip(others).map(|(index, name)| (name.clone(), share(index)));
     let mut shares: Vec<_> = std::iter::once((default.to_owned(), Share::All)).chain(of_others).collect();
     shares.sort_by_key(|(_, share)| *share as u8);
     shares
-}
-
-/// Returns a number that depends on the commit of the checkout, or 0 outside a Git repository.
-async fn commit(session: &Session) -> u64 {
-    let git = process::git(session.workspace.root()).args(["rev-parse", "--short=12", "HEAD"]);
-    let printed = git.run().await.map(|finished| finished.stdout).unwrap_or_default();
-    u64::from_str_radix(printed.trim(), 16).unwrap_or_default()
 }
 
 /// Adds a failure for each of these names that is in the name of no test that ran. Kernels skip such tests, because another runs them.
@@ -192,6 +187,7 @@ async fn test(
     programs: &Programs,
     share: Share,
     only: &[String],
+    seed: u64,
 ) -> Result<Report> {
     let Programs { init, files, power_cut } = programs;
     let machines = Machines::prepare(session, Some(kernel), init, &machine_name(kernel)).await?;
@@ -199,9 +195,9 @@ async fn test(
     let left_out: &[&str] = if share == Share::Most { &ON_ONE_KERNEL } else { &[] };
     let differing = KERNELS_DIFFER.map(str::to_owned);
     let selected = if share == Share::Differing { &differing } else { only };
-    let mut report = run_on(session, &machines, files, selected, left_out).await?;
+    let mut report = run_on(session, &machines, files, selected, left_out, seed).await?;
     if share == Share::Differing {
-        let why = "another commit runs them on this kernel; --lane extended --only kernels runs all on each";
+        let why = "another seed runs them on this kernel; --lane extended --only kernels runs all on each";
         report.push(&suite(kernel), "all other tests", Outcome::Skipped(why.to_owned()), None);
         return Ok(report);
     }
@@ -209,7 +205,7 @@ async fn test(
         report.append(machine_faults::run(session, &machines).await);
     }
     if only.is_empty() {
-        report.append(power_cut::run(session, &machines, power_cut).await);
+        report.append(power_cut::run(session, &machines, power_cut, seed).await);
     }
     Ok(report)
 }
@@ -220,6 +216,7 @@ async fn run_on(
     files: &[GuestFile],
     only: &[String],
     left_out: &[&str],
+    seed: u64,
 ) -> Result<Report> {
     let directory = tempfile::tempdir().context("make a directory")?;
     let data = directory.path().join("data.xfs");
@@ -228,7 +225,7 @@ async fn run_on(
     disk::xfs(&plain, 512).await?;
     let disks = vec![data_disk("data", &data), data_disk("plain", &plain)];
     let name = machine_name(machines.kernel.name());
-    let machine = machines.machine(&name, files.to_vec(), disks, tests(files, only, left_out));
+    let machine = machines.machine(&name, files.to_vec(), disks, tests(files, only, left_out, seed));
     let step = session.progress.step(format!("run the tests on {}", machines.title()));
     let heard = machine.run(&step).await?;
     let report = evaluate(machines, files, only, left_out, &heard);
@@ -241,7 +238,7 @@ async fn run_on(
 }
 
 /// Returns the specification of the tests. The crates define the names in it.
-fn tests(files: &[GuestFile], only: &[String], left_out: &[&str]) -> TestsSpec {
+fn tests(files: &[GuestFile], only: &[String], left_out: &[&str], seed: u64) -> TestsSpec {
     // Loop devices and quotas belong to the kernel, which all tests share.
     let mut args = vec!["--test-threads=1".to_owned()];
     args.extend_from_slice(only);
@@ -264,11 +261,8 @@ fn tests(files: &[GuestFile], only: &[String], left_out: &[&str]) -> TestsSpec {
         env: env
             .map(|(name, value)| (name.to_owned(), value.to_owned()))
             .into_iter()
-            .chain(
-                [SEED, STEPS]
-                    .into_iter()
-                    .filter_map(|name| Some((name.to_owned(), std::env::var(name).ok()?))),
-            )
+            .chain(seed::variables(seed).map(|(name, value)| (name.to_owned(), value)))
+            .chain(std::env::var(STEPS).ok().map(|steps| (STEPS.to_owned(), steps)))
             .collect::<BTreeMap<_, _>>(),
         binaries: test_binaries(files)
             .map(|name| TestBinary {
@@ -316,11 +310,11 @@ fn evaluate(
     let suite = suite(kernel);
     if !test_binaries(files).any(|name| name == GO_TESTS) {
         let outcome = Outcome::Unavailable(go_tests::WITHOUT_GO.to_owned());
-        report.push(&suite, "Go tests of project quotas", outcome, Duration::ZERO);
+        report.push(&suite, "Go tests of project quotas", outcome, None);
     }
     for name in left_out {
         let outcome = Outcome::Skipped("it runs on the default kernel".to_owned());
-        report.push(&suite, name, outcome, Duration::ZERO);
+        report.push(&suite, name, outcome, None);
     }
     heard.verdict(&mut report, &suite);
     report
@@ -331,16 +325,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_commit_chooses_one_other_kernel() {
+    fn each_seed_chooses_one_other_kernel() {
         let names = ["old", "default", "new"].map(str::to_owned);
-        let shares = |commit| shares(&names, "default", commit);
-        for (commit, [second, third]) in [
+        let shares = |seed| shares(&names, "default", seed);
+        for (seed, [second, third]) in [
             (0, [("old", Share::Most), ("new", Share::Differing)]),
             (7, [("new", Share::Most), ("old", Share::Differing)]),
         ] {
             let expected =
                 [("default", Share::All), second, third].map(|(name, share)| (name.to_owned(), share));
-            assert_eq!(shares(commit), expected, "{commit}");
+            assert_eq!(shares(seed), expected, "{seed}");
         }
     }
 

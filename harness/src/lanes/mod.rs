@@ -22,10 +22,11 @@ mod power_cut;
 mod restored_backup;
 mod sanity;
 mod second_driver;
+mod seed;
 mod skips;
 mod unit;
 
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use anyhow::Result;
 use futures::StreamExt;
@@ -40,7 +41,7 @@ use self::lane::{LANES, Lane, LaneArgs, LaneOption};
 pub use self::options::TestArgs;
 use self::passes::{require_pass, with_failure};
 use self::skips::Skips;
-use crate::listing::record_time;
+use crate::listing::{BESIDE_OTHERS, record_time};
 
 /// Runs the selected lanes, and reports each as cases of suites with its name. Stops after the first of several runs with a failure.
 ///
@@ -140,18 +141,17 @@ async fn run_lane<'l>(session: &Session, lane: &'l Lane, selection: Selection<'_
     (lane, cases)
 }
 
-/// Records the time of each lane that ran all its tests alone and succeeded, for the next list.
+/// Records the time of each lane that ran all its tests and succeeded, for the next list.
 fn record_times(session: &Session, selection: Selection<'_>, reports: &[(&Lane, Report)]) {
     let given = LaneOption::given(selection.args);
     if !selection.texts.is_empty() || given.iter().any(|option| *option != LaneOption::Only) {
         return;
     }
     let concurrent = reports.iter().filter(|(lane, _)| lane.runs_in_ci).count() > 1;
-    for (lane, cases) in
-        reports.iter().filter(|(lane, cases)| cases.succeeded() && !(concurrent && lane.runs_in_ci))
-    {
+    for (lane, cases) in reports.iter().filter(|(_, cases)| cases.succeeded()) {
+        let kind = if concurrent && lane.runs_in_ci { BESIDE_OTHERS } else { "lane" };
         if let Some(timed) = cases.lanes.first() {
-            record_time(session, "lane", &lane.title(), timed.time);
+            record_time(session, kind, &lane.title(), timed.time);
         }
     }
 }
@@ -175,7 +175,7 @@ fn require_matches(only: &[String], report: &mut Report) {
         });
         if !is_matched {
             let why = "no test of the selected lanes has this text in its name".to_owned();
-            report.push("--only", text, Outcome::Failed(why), Duration::ZERO);
+            report.push("--only", text, Outcome::Failed(why), None);
         }
     }
 }
@@ -192,9 +192,9 @@ mod tests {
             for (suite, name) in
                 [("kernel a: loopfs", "quota::limit"), ("apiserver: chart", "renders"), ("kernel a", MACHINE)]
             {
-                report.push(suite, name, Outcome::Passed, Duration::ZERO);
+                report.push(suite, name, Outcome::Passed, None);
             }
-            report.push("kernel a", "restart_storm::", Outcome::Skipped("elsewhere".into()), Duration::ZERO);
+            report.push("kernel a", "restart_storm::", Outcome::Skipped("elsewhere".into()), None);
             require_matches(&["quota".to_owned(), text.to_owned()], &mut report);
             assert_eq!(report.failed(), failed, "{text}: {report:?}");
         }

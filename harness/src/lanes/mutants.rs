@@ -45,7 +45,7 @@ async fn check(session: &Session, program: &Path, package: &str, target: &str, t
     // The lists of an earlier run would be read if this one did not begin.
     cache::empty_dir(&output)?;
     let program = rust_build::in_workspace(Program::new(program), session.workspace.root())
-        .args(["mutants", "--package", package, "--baseline=skip", "--timeout", TIMEOUT, "--cap-lints=true"])
+        .args(["mutants", "--package", package, "--timeout", TIMEOUT, "--cap-lints=true"])
         .arg("--output")
         .arg(&output)
         .args(["--", target, "--"])
@@ -59,7 +59,9 @@ async fn check(session: &Session, program: &Path, package: &str, target: &str, t
         std::fs::read_to_string(&path)
             .with_context(|| format!("{}\nread {}", finished.failure(), path.display()))
     };
-    judge(&read("caught.txt")?, &read("timeout.txt")?, &read("missed.txt")?)
+    judge(&read("caught.txt")?, &read("timeout.txt")?, &read("missed.txt")?)?;
+    // For example a failed test without any change.
+    checks::ended(&finished).map_err(anyhow::Error::msg)
 }
 
 /// Checks the lists of cargo-mutants, which have a mutant in each line.

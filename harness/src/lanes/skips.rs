@@ -1,7 +1,4 @@
 //! Decides which checks may be left out on this machine: `harness/skips.toml` lists them, with reasons.
-
-use std::time::Duration;
-
 use anyhow::{Context, Result};
 use serde::Deserialize;
 use testvm::report::{Outcome, Report};
@@ -56,7 +53,7 @@ impl Skips {
             let mut cases = report.cases.iter().filter(|case| case.suite == skip.suite).peekable();
             if cases.peek().is_some() && cases.all(|case| case.name != skip.name) {
                 let why = format!("no check of {} has this name: take it off {LIST}", skip.suite);
-                report.push(LIST, &skip.name, Outcome::Failed(why), Duration::ZERO);
+                report.push(LIST, &skip.name, Outcome::Failed(why), None);
             }
         }
     }
@@ -79,8 +76,8 @@ mod tests {
 
     fn report(suite: &str, name: &str, outcome: Outcome) -> Report {
         let mut report = Report::new();
-        report.push(suite, "format", Outcome::Passed, Duration::ZERO);
-        report.push(suite, name, outcome, Duration::ZERO);
+        report.push(suite, "format", Outcome::Passed, None);
+        report.push(suite, name, outcome, None);
         report
     }
 
@@ -88,7 +85,8 @@ mod tests {
     #[test]
     fn no_entry_skips_a_whole_part() {
         let skips: Skips = toml::from_str(include_str!("../../skips.toml")).unwrap();
-        let of_a_part = |skip: &&Skip| skip.suite != "unit" && !skip.suite.ends_with(": loopfs-tool");
+        let is_test = |skip: &Skip| skip.name.contains("::");
+        let of_a_part = |skip: &&Skip| skip.suite != "unit" && !is_test(skip);
         assert!(skips.skip.iter().find(of_a_part).is_none());
     }
 

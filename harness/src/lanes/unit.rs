@@ -1,9 +1,7 @@
 //! The unit lane: checks that need no root and no virtual machine.
 
-use std::path::Path;
-use std::time::Duration;
-
 use anyhow::Result;
+use std::path::Path;
 use testvm::process::Program;
 use testvm::report::{Outcome, Report};
 use testvm::session::Session;
@@ -11,6 +9,7 @@ use testvm::{packages, rust_build};
 
 use super::checks::{self, SUITE};
 use super::libtest::Run;
+use super::seed::{self, Source};
 use super::{dependencies, go_tests};
 
 /// The cargo commands that must succeed.
@@ -68,17 +67,18 @@ pub(super) async fn run(session: &Session) -> Result<Report> {
         Ok(false) => {
             let reason =
                 format!("rustc here has no standard library for it: rustup target add {OTHER_TARGET}");
-            report.push(SUITE, &name, Outcome::Unavailable(reason), Duration::ZERO);
+            report.push(SUITE, &name, Outcome::Unavailable(reason), None);
         }
-        Err(error) => report.record::<()>(SUITE, &name, Duration::ZERO, &Err(error)),
+        Err(error) => report.record::<()>(SUITE, &name, None, &Err(error)),
     }
 
     dependencies::check(session, &mut report).await;
     // Other lanes may compile while the tests run.
     if checks::cargo(session, &mut report, "compile the tests", "test --workspace --no-run").await {
+        let seed = seed::choose(session, "unit", Source::Commit).await?;
         let tests = rust_build::program(session.workspace.root());
         let tests = tests.args(["test", "--workspace", "--no-fail-fast"]);
-        match checks::run(session, "tests", tests).await.0 {
+        match checks::run(session, "tests", seed::set(tests, seed)).await.0 {
             Ok(finished) => {
                 Run::parse(&finished.stdout).report(&mut report, "unit tests", checks::ended(&finished), &[]);
             }
@@ -94,7 +94,7 @@ pub(super) async fn run(session: &Session) -> Result<Report> {
 async fn go(session: &Session, report: &mut Report) {
     const TESTS: &str = "Go tests";
     if !go_tests::is_installed() {
-        report.push(SUITE, TESTS, Outcome::Unavailable(go_tests::WITHOUT_GO.to_owned()), Duration::ZERO);
+        report.push(SUITE, TESTS, Outcome::Unavailable(go_tests::WITHOUT_GO.to_owned()), None);
         return;
     }
     let (result, time) =
@@ -117,13 +117,13 @@ async fn go(session: &Session, report: &mut Report) {
         Ok(finished) => {
             go_tests::parse(&finished.stdout).report(report, TESTS, checks::ended(&finished), &[]);
         }
-        Err(error) => report.record::<()>(SUITE, TESTS, Duration::ZERO, &Err(error)),
+        Err(error) => report.record::<()>(SUITE, TESTS, None, &Err(error)),
     }
 }
 
 async fn alert_rules(session: &Session, report: &mut Report) {
     if let Err(reason) = ensure_promtool(session).await {
-        return report.push(SUITE, ALERT_RULES, Outcome::Unavailable(reason), Duration::ZERO);
+        return report.push(SUITE, ALERT_RULES, Outcome::Unavailable(reason), None);
     }
     let check = Program::new("sh").current_dir(session.workspace.root()).args(["-ec", CHECK_RULES]);
     checks::check(session, report, ALERT_RULES, check).await;

@@ -1,7 +1,7 @@
 //! The steps of a run, which build on each other: each is shown while it runs, and is a case of the report. The first step that fails
 //! ends the run.
 
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use anyhow::Result;
 use futures::future::LocalBoxFuture;
@@ -110,13 +110,13 @@ impl<'a> Steps<'a> {
         }
         self.report.push(self.suite, title, outcome, started.elapsed());
         result.map_err(|_in_report| {
-            self.report.push(self.suite, "remaining steps", Outcome::NotRun, Duration::ZERO);
+            self.report.push(self.suite, "remaining steps", Outcome::NotRun, None);
             StepFailed
         })
     }
 
     /// Records that a step does not apply to this cluster.
     pub fn skip(&mut self, title: &str, reason: &str) {
-        self.report.push(self.suite, title, Outcome::Skipped(reason.to_owned()), Duration::ZERO);
+        self.report.push(self.suite, title, Outcome::Skipped(reason.to_owned()), None);
     }
 }

@@ -136,7 +136,7 @@ impl GuestResults {
             ExitReason::Failed(_) if report.failed() > 0 => return,
             ending => Outcome::Failed(ending.failure().unwrap_or_default().to_owned()),
         };
-        report.push(suite, MACHINE, outcome, Duration::ZERO);
+        report.push(suite, MACHINE, outcome, None);
     }
 }
 

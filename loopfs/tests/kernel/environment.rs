@@ -6,7 +6,7 @@ use std::num::NonZeroU64;
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant};
 
 use loopfs::Bytes;
 use loopfs::loop_device::LoopControl;
@@ -44,8 +44,7 @@ pub(crate) fn number_from(variable: &str) -> Option<u64> {
 
 /// Returns the seed of a random test.
 pub(crate) fn seed() -> u64 {
-    let time = || SystemTime::now().duration_since(UNIX_EPOCH).expect("a time after 1970").as_micros() as u64;
-    number_from("LOOPFS_TEST_SEED").unwrap_or_else(time)
+    number_from("LOOPFS_TEST_SEED").expect("LOOPFS_TEST_SEED is not set")
 }
 
 pub(crate) fn xfs() -> PathBuf {

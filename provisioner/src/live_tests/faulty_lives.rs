@@ -176,8 +176,7 @@ async fn faulty_writes_leave_one_volume_each() {
 
 #[tokio::test]
 async fn random_faults_leave_one_volume_for_each_claim() {
-    let given = std::env::var("LOOPFS_TEST_SEED").ok().map(|seed| seed.parse().unwrap());
-    let seed = given.unwrap_or_else(|| Timestamp::now().as_microsecond().unsigned_abs());
+    let seed = std::env::var("LOOPFS_TEST_SEED").expect("LOOPFS_TEST_SEED is set").parse().unwrap();
     println!("LOOPFS_TEST_SEED={seed}");
     let cluster = TestCluster::connect().await;
     let lives = |node, seed| {

@@ -232,7 +232,9 @@ async fn clear(env: &TestEnv<'_>, node: &Node, before: &Projects) -> Result<()> 
     driver_restart::replace(env).await?;
     serving::served(env).await?;
     let now = Projects::read(node).await?;
-    for (id, record) in after.records_of_kubelet() {
+    let left: Vec<_> = after.records_of_kubelet().collect();
+    anyhow::ensure!(!left.is_empty(), "the kubelet left no limit on the project of a removed emptyDir");
+    for (id, record) in left {
         let kept = now.record(id).ok();
         anyhow::ensure!(kept == Some(record), "project {id} was {record:?}, and is {kept:?}");
         let then = before.record(id).ok();

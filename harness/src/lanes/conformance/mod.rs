@@ -132,7 +132,7 @@ impl Lane<'_> {
         let mut problems = Vec::new();
         for phase in selection.phases(&self.list) {
             if self.session.cancel.is_cancelled() {
-                report.push(LANE, &format!("run the specs: {}", phase.name), Outcome::NotRun, Duration::ZERO);
+                report.push(LANE, &format!("run the specs: {}", phase.name), Outcome::NotRun, None);
                 continue;
             }
             problems.extend(self.run(&phase, &mut runs, report).await?);
@@ -205,7 +205,7 @@ fn complete(runs: &Runs<'_>, list: &SpecList, report: &mut Report) -> Vec<String
         };
         used[index] = true;
         let reason = Outcome::Skipped(list.not_started[index].reason.trim().to_owned());
-        report.push(&format!("{LANE}: not started"), text, reason, Duration::ZERO);
+        report.push(&format!("{LANE}: not started"), text, reason, None);
     }
     if !unexpected.is_empty() {
         problems.push(format!("specs that no phase selected: {}", excerpt::list(&unexpected)));

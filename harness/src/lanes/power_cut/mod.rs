@@ -25,6 +25,7 @@ use testvm_guest::spec::{TestBinary, TestsSpec};
 use self::cuts::{Cut, cuts, replay};
 use super::libtest::Run;
 use super::machines::{self, Machines};
+use super::seed::{self, SEED};
 
 /// The test target of loopfs that holds both halves.
 pub(super) const TEST: &str = "power_cut";
@@ -36,22 +37,21 @@ const CHECK: &str = "check::nothing_is_lost_and_nothing_leaks";
 const LINES: usize = 500;
 /// The number of lines between two reads of the log.
 const MORE_LINES: usize = 20;
-/// The variable with the seed of the threads' operations and the positions of the cuts. It does not determine
-/// how the threads interleave. The write log repeats a cut exactly, and is kept if a check fails.
-const SEED: &str = "LOOPFS_POWER_CUT_SEED";
 
 const PROGRAM: &str = "/tests/power_cut";
 const DISK_MIB: u64 = 1024;
 const WORK_TIMEOUT: Duration = Duration::from_secs(240);
 const CHECK_TIMEOUT: Duration = Duration::from_secs(120);
 
-pub(super) async fn run(session: &Session, machines: &Machines, program: &Path) -> Report {
+/// `seed` chooses the threads' operations and the positions of the cuts. It does not determine how the threads interleave. The write log
+/// repeats a cut exactly, and is kept if a check fails.
+pub(super) async fn run(session: &Session, machines: &Machines, program: &Path, seed: u64) -> Report {
     let suite = format!("kernel {}: power cut", machines.kernel.name());
     let mut report = Report::new();
     let step = session.progress.step(format!("cut the power on Linux {}", machines.kernel.release()));
     let disks = machines.logs.join("power-cut-disks");
     let started = Instant::now();
-    let result = cut_and_check(machines, program, &disks, &suite, &mut report, &step).await;
+    let result = cut_and_check(machines, program, &disks, (&suite, seed), &mut report, &step).await;
     if result.is_err() {
         report.record(&suite, "cut and check", started.elapsed(), &result);
     }
@@ -70,14 +70,10 @@ async fn cut_and_check(
     machines: &Machines,
     program: &Path,
     directory: &Path,
-    suite: &str,
+    (suite, seed): (&str, u64),
     report: &mut Report,
     step: &Step,
 ) -> Result<()> {
-    let seed = match std::env::var(SEED) {
-        Ok(text) => text.parse().with_context(|| format!("{SEED} is {text:?}; it can be a number"))?,
-        Err(_) => 1,
-    };
     std::fs::create_dir_all(directory).with_context(|| format!("create {}", directory.display()))?;
     let new = directory.join("new");
     disk::xfs(&new, DISK_MIB).await?;
@@ -108,7 +104,7 @@ async fn cut_and_check(
 async fn work(machines: &Machines, program: &Path, disk: &Disk, seed: u64) -> Result<()> {
     let mut binary = binary("work", WORK, WORK_TIMEOUT);
     binary.args.push("--nocapture".to_owned());
-    binary.env.insert("LOOPFS_TEST_SEED".to_owned(), seed.to_string());
+    binary.env.extend(seed::variables(seed).map(|(name, value)| (name.to_owned(), value)));
     let vm = machine(machines, program, "power-cut-work", vec![disk.clone()], vec![binary]).boot().await?;
     let mut missing = format!("fewer than {LINES} lines were said");
     for lines in (LINES..).step_by(MORE_LINES) {
@@ -169,7 +165,7 @@ fn evaluate(
     for (disk, cut) in disks {
         let name = cut.map_or("what the kill left", |cut| cut.name.as_str());
         let Some(result) = results.get(&disk) else {
-            report.push(suite, name, Outcome::NotRun, Duration::ZERO);
+            report.push(suite, name, Outcome::NotRun, None);
             continue;
         };
         let output = std::fs::read_to_string(logs.join(format!("{disk}.log"))).unwrap_or_default();
@@ -195,7 +191,7 @@ fn evaluate(
     if unexplained || matches!(ending, ExitReason::Faulty(_)) {
         let why = ending.failure().unwrap_or("no test failed");
         let why = format!("{} of {} disks were checked: {why}", results.len(), cuts.len() + 1);
-        report.push(suite, MACHINE, Outcome::Failed(why), Duration::ZERO);
+        report.push(suite, MACHINE, Outcome::Failed(why), None);
     }
 }
 
