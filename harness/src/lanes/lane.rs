@@ -215,7 +215,7 @@ pub(super) const LANES: &[Lane] = &[
     },
     Lane {
         part: Some("kernels"),
-        about: "all tests of the lane kernel on each kernel, with random choices of their own",
+        about: "all tests of the lane kernel on each kernel, with a new seed in each run",
         needs: MACHINE,
         on_cluster: false,
         takes: &[],

@@ -21,7 +21,7 @@ pub(super) struct Case {
     pub(super) time: Option<Duration>,
 }
 
-/// The beginning of the line in which a test prints why it cannot check anything: `report_skip` of the kernel tests.
+/// The beginning of the line in which a test prints why it cannot check anything: `report_skip` of the tests.
 const SKIPPED: &str = "this test is skipped: ";
 
 /// The number of all tests, and of those that failed.

@@ -26,13 +26,16 @@ pub(super) async fn choose(session: &Session, lane: &str, source: Source) -> Res
         (Ok(text), _) => {
             (text.parse().with_context(|| format!("{SEED} is {text:?}; it can be a number"))?, "the variable")
         }
-        (Err(_), Source::Commit) => (commit(session).await, "the commit"),
+        (Err(_), Source::Commit) => match commit(session).await {
+            Some(seed) => (seed, "the commit"),
+            None => (0, "no commit, because git names none"),
+        },
         (Err(_), Source::Clock) => {
             let now = SystemTime::now().duration_since(UNIX_EPOCH).context("the clock is before 1970")?;
             (now.as_secs(), "the clock")
         }
     };
-    session.progress.line(format!("random tests of the lane {lane}: {SEED}={seed}, of {chosen_by}"));
+    session.progress.line(format!("random tests of the lane {lane}: {SEED}={seed}, the seed of {chosen_by}"));
     Ok(seed)
 }
 
@@ -46,9 +49,9 @@ pub(super) fn set(program: Program, seed: u64) -> Program {
     variables(seed).into_iter().fold(program, |program, (name, value)| program.env(name, value))
 }
 
-/// Returns a number that depends on the commit of the checkout, or 0 outside a Git repository.
-async fn commit(session: &Session) -> u64 {
+/// Returns a number that depends on the commit of the checkout.
+async fn commit(session: &Session) -> Option<u64> {
     let git = process::git(session.workspace.root()).args(["rev-parse", "--short=12", "HEAD"]);
-    let printed = git.run().await.map(|finished| finished.stdout).unwrap_or_default();
-    u64::from_str_radix(printed.trim(), 16).unwrap_or_default()
+    let printed = git.run().await.ok()?.stdout;
+    u64::from_str_radix(printed.trim(), 16).ok()
 }

@@ -1,4 +1,5 @@
 //! Decides which checks may be left out on this machine: `harness/skips.toml` lists them, with reasons.
+
 use anyhow::{Context, Result};
 use serde::Deserialize;
 use testvm::report::{Outcome, Report};

@@ -1,7 +1,8 @@
 //! The unit lane: checks that need no root and no virtual machine.
 
-use anyhow::Result;
 use std::path::Path;
+
+use anyhow::Result;
 use testvm::process::Program;
 use testvm::report::{Outcome, Report};
 use testvm::session::Session;
@@ -47,6 +48,7 @@ const WITHOUT_PROMTOOL: &str =
 const SYSTEMD: &str = "/run/systemd/system";
 
 pub(super) async fn run(session: &Session) -> Result<Report> {
+    let seed = seed::choose(session, "unit", Source::Commit).await?;
     let mut report = Report::new();
     for (name, args) in CHECKS {
         checks::cargo(session, &mut report, name, args).await;
@@ -75,7 +77,6 @@ pub(super) async fn run(session: &Session) -> Result<Report> {
     dependencies::check(session, &mut report).await;
     // Other lanes may compile while the tests run.
     if checks::cargo(session, &mut report, "compile the tests", "test --workspace --no-run").await {
-        let seed = seed::choose(session, "unit", Source::Commit).await?;
         let tests = rust_build::program(session.workspace.root());
         let tests = tests.args(["test", "--workspace", "--no-fail-fast"]);
         match checks::run(session, "tests", seed::set(tests, seed)).await.0 {

@@ -8,6 +8,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 use std::future::Future;
+use std::io::Write as _;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -375,6 +376,19 @@ impl TestCluster {
             let parameters = PatchParams::apply("story").force();
             api.patch(&object.name_any(), &parameters, &Patch::Apply(&object)).await.unwrap();
         }
+    }
+
+    /// Returns `true` if the API server does not serve MutatingAdmissionPolicy, as before Kubernetes 1.36, and reports that the calling
+    /// test cannot check anything, which `harness/skips.toml` has to permit.
+    #[allow(clippy::explicit_write, reason = "libtest discards the output of println! if a test passes")]
+    async fn lacks_mutating_policies(&self) -> bool {
+        let served = self.admin.list_api_group_resources("admissionregistration.k8s.io/v1").await.unwrap();
+        let is_served = served.resources.iter().any(|resource| resource.kind == "MutatingAdmissionPolicy");
+        if !is_served {
+            let reason = "this API server has no MutatingAdmissionPolicy";
+            writeln!(std::io::stdout(), "\nthis test is skipped: {reason}").unwrap();
+        }
+        !is_served
     }
 
     /// Stops the processes and removes the objects of the test.

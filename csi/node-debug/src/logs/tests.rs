@@ -173,7 +173,7 @@ async fn foreign_link_is_not_followed() {
     symlink(FILE_OF_ROOT, &path).unwrap();
     let own = nix::unistd::geteuid();
     let other = if own.is_root() { 12_345 } else { own.as_raw() };
-    // Only root can give a link to another user, and the links of other users are not root's already.
+    // As root, the link needs another owner. Otherwise it already has one that differs from the file's.
     if own.is_root() {
         std::os::unix::fs::lchown(&path, Some(other), None).unwrap();
     }

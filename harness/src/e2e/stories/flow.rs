@@ -169,9 +169,9 @@ pub(super) async fn check_mount_options(env: &TestEnv<'_>, node: &Node, pod: &st
     let mut mounts = volume_mounts(node).await?;
     mounts.retain(|mount| mount.target.split('/').any(|part| part == uid));
     anyhow::ensure!(mounts.len() == 2, "expected the mounts of two Filesystem volumes, found {mounts:?}");
+    let chosen = env.driver.class.mount_options.as_deref().unwrap_or_default();
+    anyhow::ensure!(!chosen.is_empty(), "the StorageClass has no mount options");
     for Mounted { target, options, .. } in mounts {
-        let chosen = env.driver.class.mount_options.as_deref().unwrap_or_default();
-        anyhow::ensure!(!chosen.is_empty(), "the StorageClass has no mount options");
         for option in chosen {
             anyhow::ensure!(
                 options.contains(option),

@@ -17,12 +17,6 @@ const DATA: &str = "only the UID of the policy's binding";
 const OWNER: &str = "only the policy's binding may own";
 const METADATA: &str = "labels, annotations and finalizers of the ConfigMap";
 
-/// Returns `true` if the cluster serves MutatingAdmissionPolicy, as clusters of Kubernetes 1.36 and later do.
-pub(super) async fn is_supported(cluster: &TestCluster) -> bool {
-    let served = cluster.admin.list_api_group_resources("admissionregistration.k8s.io/v1").await.unwrap();
-    served.resources.iter().any(|resource| resource.kind == "MutatingAdmissionPolicy")
-}
-
 /// Adds the requests of the provisioner, which watches the record.
 pub(super) fn read(attempts: &mut Attempts) {
     attempts.allow("watch the record", ["list", "watch"].map(|verb| config_maps().request(verb, Some(NAME))));
