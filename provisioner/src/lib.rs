@@ -16,7 +16,7 @@ mod live_tests;
 mod loss;
 mod node;
 mod objects;
-mod reads;
+mod requests;
 mod restore;
 mod store;
 #[cfg(test)]

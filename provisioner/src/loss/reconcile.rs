@@ -15,19 +15,19 @@ use std::time::{Duration, Instant};
 use clap::ValueEnum;
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
-use kube::api::{DeleteParams, Patch, PatchParams, Preconditions};
-use kube::{Api, ResourceExt};
+use kube::ResourceExt;
 
 use super::decision::{Decision, NodeLossState, begins_deletion, decide, will_delete};
+use crate::api::absence;
 use crate::api::backoff::Backoff;
 use crate::api::cluster::Cluster;
 use crate::api::events::Reason;
-use crate::api::pruned::{Prune, Pruned};
-use crate::api::{absence, queue};
+use crate::api::pruned::Pruned;
 use crate::error::Error;
 use crate::objects::identity::Identity;
 use crate::objects::loss_policy::Policy;
-use crate::objects::{ownership, pv};
+use crate::objects::ownership;
+use crate::requests::delete_unchanged;
 
 /// Storage may have been lost before the process began, and claims may be deleted later, without an event for this duty.
 pub(crate) const POLL_INTERVAL: Duration = Duration::from_secs(300);
@@ -234,13 +234,15 @@ impl<'a, W: Witness> LossReconciler<'a, W> {
                 }
                 _ if !self.witness.is_lost(place, &volume).await? => break,
                 Decision::DeletePv => {
-                    delete(&self.cluster.volume_api(), "delete PersistentVolume", &volume).await?;
+                    let volumes = self.cluster.volume_api();
+                    delete_unchanged(&volumes, "delete PersistentVolume", &volume).await?;
                 }
-                Decision::RemoveFinalizer => self.remove_finalizer(&volume).await?,
+                // Its provisioner would remove it after it deleted the data.
+                Decision::RemoveFinalizer => drop(self.cluster.set_finalizer(&volume, false).await?),
                 Decision::DeleteClaim => {
                     let Some(claim) = &claim else { break };
                     let claims = self.cluster.claim_api(&claim.namespace().unwrap_or_default());
-                    delete(&claims, "delete PersistentVolumeClaim", claim).await?;
+                    delete_unchanged(&claims, "delete PersistentVolumeClaim", claim).await?;
                     let note = self.note(&decision, &volume, place);
                     self.cluster.events.publish(claim, Reason::NodeLost, note);
                 }
@@ -278,15 +280,6 @@ impl<'a, W: Witness> LossReconciler<'a, W> {
         let claim = claim.map_err(|error| Error::api("read PersistentVolumeClaim", name, error))?;
         Ok(claim.map(Pruned::into_inner))
     }
-
-    /// Removes this driver's finalizer, which its provisioner would remove after it deleted the data.
-    async fn remove_finalizer(&self, volume: &PersistentVolume) -> Result<(), Error> {
-        let (name, patch) = (volume.name_any(), Patch::Strategic(pv::finalizer_patch(volume, false)));
-        let patched = self.cluster.volume_api().patch(&name, &PatchParams::default(), &patch).await;
-        absence::unless_absent::<PersistentVolume, _>(patched, &(), &name)
-            .map(drop)
-            .map_err(|error| Error::api("change the finalizers of PersistentVolume", name, error))
-    }
 }
 
 /// Returns when a loss began that is seen `now`, and that was seen since `before`. Storage that was `seen` in between has its full grace time
@@ -302,18 +295,6 @@ pub(crate) async fn is_node_deleted(cluster: &Cluster, name: &str) -> Result<boo
         return Ok(false);
     }
     Ok(cluster.read_node(name).await?.is_none())
-}
-
-/// Deletes an object, unless it changed since the decision. A newer object of the same name has another UID.
-async fn delete<K: queue::KubernetesObject + Prune>(
-    api: &Api<Pruned<K>>,
-    operation: &'static str,
-    object: &K,
-) -> Result<(), Error> {
-    let preconditions = Preconditions { uid: object.uid(), resource_version: object.resource_version() };
-    let parameters = DeleteParams::default().preconditions(preconditions);
-    let name = object.name_any();
-    api.delete(&name, &parameters).await.map(drop).map_err(|error| Error::api(operation, name, error))
 }
 
 /// Returns the cause, as events give it.

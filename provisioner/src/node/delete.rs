@@ -10,11 +10,9 @@
 
 use k8s_openapi::api::core::v1::PersistentVolume;
 use kube::ResourceExt;
-use kube::api::{DeleteParams, Patch, PatchParams, Preconditions};
 use kube::runtime::reflector::ObjectRef;
 use loopfs::volume_store::VolumeId;
 
-use crate::api::absence;
 use crate::api::events::Reason;
 use crate::error::Error;
 use crate::node::context::Context;
@@ -22,6 +20,7 @@ use crate::node::references::{self, Labelled};
 use crate::node::volume_deletion;
 use crate::objects::identity::Identity;
 use crate::objects::{ownership, pv};
+use crate::requests::delete_unchanged;
 
 /// The action for a PersistentVolume.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -105,36 +104,22 @@ pub(crate) async fn apply(volume: &PersistentVolume, plan: DeletionPlan, ctx: &C
 
 /// Marks the PersistentVolume for deletion. If it is marked already, that proves that it has not changed since the decision.
 async fn mark(volume: &PersistentVolume, ctx: &Context) -> Result<(), Error> {
-    let unchanged = Preconditions { uid: volume.uid(), resource_version: volume.resource_version() };
-    let parameters = DeleteParams::default().preconditions(unchanged);
-    let name = volume.name_any();
-    match ctx.cluster.volume_api().delete(&name, &parameters).await {
-        Ok(_marked_or_deleted) => Ok(()),
-        Err(error) => {
-            ctx.volumes.writes.forget(&ObjectRef::from_obj(volume));
-            Err(Error::api("delete PersistentVolume", &name, error))
-        }
+    let marked = delete_unchanged(&ctx.cluster.volume_api(), "delete PersistentVolume", volume).await;
+    if marked.is_err() {
+        ctx.volumes.writes.forget(&ObjectRef::from_obj(volume));
     }
+    marked
 }
 
 async fn set_finalizer(volume: &PersistentVolume, has_finalizer: bool, ctx: &Context) -> Result<(), Error> {
-    let (name, patch) = (volume.name_any(), pv::finalizer_patch(volume, has_finalizer));
-    let patched =
-        ctx.cluster.volume_api().patch(&name, &PatchParams::default(), &Patch::Strategic(&patch)).await;
-    match absence::unless_absent::<PersistentVolume, _>(patched, &(), &name) {
-        Ok(Some(patched)) => {
-            let key = ObjectRef::from_obj(volume);
-            ctx.volumes.writes.remember(patched.into_inner());
-            // If this write removed the object, the watch may have reported that already and cleared the entry.
-            if ctx.volumes.cache.get(&key).is_none() {
-                ctx.volumes.writes.forget(&key);
-            }
-            Ok(())
-        }
-        // The PersistentVolume does not exist any more.
-        Ok(None) => Ok(()),
-        Err(error) => Err(Error::api("change the finalizers of PersistentVolume", &name, error)),
+    let Some(patched) = ctx.cluster.set_finalizer(volume, has_finalizer).await? else { return Ok(()) };
+    let key = ObjectRef::from_obj(volume);
+    ctx.volumes.writes.remember(patched);
+    // If this write removed the object, the watch may have reported that already and cleared the entry.
+    if ctx.volumes.cache.get(&key).is_none() {
+        ctx.volumes.writes.forget(&key);
     }
+    Ok(())
 }
 
 #[cfg(test)]
