@@ -17,11 +17,10 @@ const CARGO_MUTANTS: CargoTool = CargoTool { name: "cargo-mutants", version: "27
 const SUITE: &str = "mutants";
 /// The crates, the targets with their unit tests, and the options of the tests. The model of loop devices takes longest, and tests
 /// none of the functions.
-const PACKAGES: [(&str, &str, &[&str]); 5] = [
+const PACKAGES: [(&str, &str, &[&str]); 4] = [
     ("loopfs", "--lib", &["--skip=loop_device::"]),
     ("loopfs-tool", "--bins", &[]),
     ("csi", "--lib", &[]),
-    ("csi-wire", "--lib", &[]),
     ("provisioner", "--lib", &[]),
 ];
 /// The limit for the tests of a mutant, in seconds. A busy machine is slow, so tests that reach it show nothing.
