@@ -173,18 +173,25 @@ mod tests {
         kind::CREATION.iter().chain(of_documents).chain(of_service)
     }
 
+    fn root() -> &'static Path {
+        Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap()
+    }
+
     fn read(path: &str) -> String {
-        let path = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap().join(path);
+        let path = root().join(path);
         std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("read {}: {error}", path.display()))
     }
 
     /// Returns all documents with their texts.
     fn texts() -> Vec<(String, String)> {
-        let pages = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap().join(PAGES);
-        let names = std::fs::read_dir(pages).unwrap().map(|page| page.unwrap().file_name());
+        let names = std::fs::read_dir(root().join(PAGES)).unwrap().map(|page| page.unwrap().file_name());
         let pages = names.map(|name| format!("{PAGES}/{}", name.to_string_lossy()));
         let paths = pages.filter(|path| path.ends_with(".md")).chain(DOCUMENTS.map(str::to_owned));
-        paths.map(|path| (read(&path), path)).map(|(text, path)| (path, text)).collect()
+        let with_text = |path: String| {
+            let text = read(&path);
+            (path, text)
+        };
+        paths.map(with_text).collect()
     }
 
     /// Nothing is left to fill in.
@@ -208,10 +215,10 @@ mod tests {
         let (texts, mut counts) = (texts(), BTreeMap::new());
         for (document, text) in &texts {
             for (language, lines) in blocks(text) {
-                let commands = lines.join("\n");
-                let has_prompt = lines.iter().any(|line| line.starts_with("$ "));
-                let is_of_shell = has_prompt || SHELLS.contains(&language);
                 if language != LANGUAGE {
+                    let commands = lines.join("\n");
+                    let has_prompt = lines.iter().any(|line| line.starts_with("$ "));
+                    let is_of_shell = has_prompt || SHELLS.contains(&language);
                     assert!(!is_of_shell, "{document}: this needs a block of {LANGUAGE}:\n{commands}");
                     continue;
                 }
@@ -240,8 +247,7 @@ mod tests {
             for (_, lines) in blocks(&text).into_iter().filter(|(language, _)| *language == LANGUAGE) {
                 let words = lines.iter().flat_map(|line| line.split_whitespace());
                 for path in words.filter(|word| word.starts_with("csi/")) {
-                    let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
-                    assert!(root.join(path).exists(), "{document}: there is no {path}");
+                    assert!(root().join(path).exists(), "{document}: there is no {path}");
                     checked += 1;
                 }
             }

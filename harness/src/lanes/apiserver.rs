@@ -50,7 +50,7 @@ pub(super) async fn run(session: &Session, kubernetes: KubernetesMinor, only: &[
     if has_tests {
         let seed = seed::choose(session, "apiserver", Source::Commit).await?;
         for (number, shard) in shards(&all_tests(&path).await?, &tests).into_iter().enumerate() {
-            work.push(Box::pin(run_shard(session, kubernetes, &path, (number + 1, seed), shard)));
+            work.push(Box::pin(run_shard(session, kubernetes, &path, number + 1, seed, shard)));
         }
     }
     if selected(restored_backup::NAME) {
@@ -87,7 +87,8 @@ async fn run_shard(
     session: &Session,
     kubernetes: KubernetesMinor,
     path: &Path,
-    (number, seed): (usize, u64),
+    number: usize,
+    seed: u64,
     tests: Vec<String>,
 ) -> Result<Report> {
     let logs = session.workspace.reports("test").join(format!("apiserver-{number}"));

@@ -261,7 +261,7 @@ fn tests(files: &[GuestFile], only: &[String], left_out: &[&str], seed: u64) -> 
         env: env
             .map(|(name, value)| (name.to_owned(), value.to_owned()))
             .into_iter()
-            .chain(seed::variables(seed).map(|(name, value)| (name.to_owned(), value)))
+            .chain(seed::variables(seed))
             .chain(std::env::var(STEPS).ok().map(|steps| (STEPS.to_owned(), steps)))
             .collect::<BTreeMap<_, _>>(),
         binaries: test_binaries(files)

@@ -40,8 +40,8 @@ pub(super) async fn choose(session: &Session, lane: &str, source: Source) -> Res
 }
 
 /// Returns the variables of programs with random tests.
-pub(super) fn variables(seed: u64) -> [(&'static str, String); 2] {
-    [SEED, OF_PROPERTIES].map(|name| (name, seed.to_string()))
+pub(super) fn variables(seed: u64) -> [(String, String); 2] {
+    [SEED, OF_PROPERTIES].map(|name| (name.to_owned(), seed.to_string()))
 }
 
 /// Sets them for a program.

@@ -105,10 +105,7 @@ pub(crate) async fn apply(volume: &PersistentVolume, plan: DeletionPlan, ctx: &C
 /// Marks the PersistentVolume for deletion. If it is marked already, that proves that it has not changed since the decision.
 async fn mark(volume: &PersistentVolume, ctx: &Context) -> Result<(), Error> {
     let marked = delete_unchanged(&ctx.cluster.volume_api(), "delete PersistentVolume", volume).await;
-    if marked.is_err() {
-        ctx.volumes.writes.forget(&ObjectRef::from_obj(volume));
-    }
-    marked
+    marked.inspect_err(|_| ctx.volumes.writes.forget(&ObjectRef::from_obj(volume)))
 }
 
 async fn set_finalizer(volume: &PersistentVolume, has_finalizer: bool, ctx: &Context) -> Result<(), Error> {

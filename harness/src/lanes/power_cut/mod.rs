@@ -51,7 +51,7 @@ pub(super) async fn run(session: &Session, machines: &Machines, program: &Path, 
     let step = session.progress.step(format!("cut the power on Linux {}", machines.kernel.release()));
     let disks = machines.logs.join("power-cut-disks");
     let started = Instant::now();
-    let result = cut_and_check(machines, program, &disks, (&suite, seed), &mut report, &step).await;
+    let result = cut_and_check(machines, program, &disks, &suite, seed, &mut report, &step).await;
     if result.is_err() {
         report.record(&suite, "cut and check", started.elapsed(), &result);
     }
@@ -70,7 +70,8 @@ async fn cut_and_check(
     machines: &Machines,
     program: &Path,
     directory: &Path,
-    (suite, seed): (&str, u64),
+    suite: &str,
+    seed: u64,
     report: &mut Report,
     step: &Step,
 ) -> Result<()> {
@@ -104,7 +105,7 @@ async fn cut_and_check(
 async fn work(machines: &Machines, program: &Path, disk: &Disk, seed: u64) -> Result<()> {
     let mut binary = binary("work", WORK, WORK_TIMEOUT);
     binary.args.push("--nocapture".to_owned());
-    binary.env.extend(seed::variables(seed).map(|(name, value)| (name.to_owned(), value)));
+    binary.env.extend(seed::variables(seed));
     let vm = machine(machines, program, "power-cut-work", vec![disk.clone()], vec![binary]).boot().await?;
     let mut missing = format!("fewer than {LINES} lines were said");
     for lines in (LINES..).step_by(MORE_LINES) {

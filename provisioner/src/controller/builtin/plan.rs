@@ -243,10 +243,8 @@ mod tests {
             Some(ObjectAction::Replace { found, object, fields }) => {
                 assert_eq!((found.uid.as_deref(), found.resource_version.as_deref()), (Some("u"), Some("7")));
                 assert_eq!((&object.metadata.uid, &object.metadata.resource_version), (&None, &None));
-                let name = |object: &DynamicObject| {
-                    (object.metadata.name.clone(), object.metadata.namespace.clone())
-                };
-                assert_eq!(name(&object), name(&wanted));
+                let (kept, declared) = (&object.metadata, &wanted.metadata);
+                assert_eq!((&kept.name, &kept.namespace), (&declared.name, &declared.namespace));
                 assert_eq!(action(kind, Some(&wanted), Some(&object), &fixtures::identity()), None);
                 format!("replace {}", fields.join(","))
             }
